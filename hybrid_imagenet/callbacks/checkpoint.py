@@ -51,6 +51,17 @@ class _AtEpochEnd(keras.callbacks.Callback):
         self._function(epoch, logs)
 
 
+class _AtBatchEnd(keras.callbacks.Callback):
+    """Calls a function at the end of each batch."""
+
+    def __init__(self, function: Callable[[], None]):
+        super().__init__()
+        self._function = function
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self._function()
+
+
 class Checkpoint(SaveCheckpoints):
     """Saves weights, optimizer and random state after epochs, and continues from there.
 
@@ -101,6 +112,8 @@ class Checkpoint(SaveCheckpoints):
         self._directory = files.output_path("directory", directory).absolute()
         self._keep = keep
         self._order = order
+        # Whether a callback has set `stop_training` at the end of the latest batch.
+        self._stopped_at_batch = False
         # Best weights of callbacks by name.
         self._restored_weights: dict[str, list[np.ndarray]] = {}
 
@@ -116,7 +129,7 @@ class Checkpoint(SaveCheckpoints):
         for optimizer in compiled_model.optimizers(self.model).values():
             build(self.model, optimizer, communicator)
         self._all_callbacks = private_api.running_callbacks()
-        self._save_after_other_callbacks()
+        self._follow_other_callbacks()
         store = None
         meta: dict[str, Any] | None = None
         self._restored_weights = {}
@@ -168,11 +181,14 @@ class Checkpoint(SaveCheckpoints):
         broadcast_model(self.model, communicator)
         communicator.broadcast_variables([v.value for v in callback_variables])
 
-    def _save_after_other_callbacks(self) -> None:
+    def _follow_other_callbacks(self) -> None:
         """Inserts a callback that saves when the others have done their work at the epoch's end.
 
         They may still change their state or the learning rate there. It comes before
         `SwapEMAWeights(swap_on_epoch=True)`, which replaces the weights by their averages.
+
+        Another one, after all others, notices at the end of a batch whether one of them has ended
+        the epoch.
         """
         position = 0
         for callback in self._all_callbacks:
@@ -180,12 +196,14 @@ class Checkpoint(SaveCheckpoints):
                 break
             position += 1
         private_api.insert_callback(_AtEpochEnd(self._end_epoch), position)
+        private_api.insert_callback(_AtBatchEnd(self._end_batch), len(self._all_callbacks) + 1)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Sets the states of later callbacks in the first epoch."""
         # `fit` has read it. If training is interrupted, a later `fit` must not begin there.
         private_api.set_initial_epoch(self.model, None)
         self._batches = 0
+        self._stopped_at_batch = False
         super().on_epoch_begin(epoch, logs)
 
     def restore_callback(
@@ -199,6 +217,10 @@ class Checkpoint(SaveCheckpoints):
         # With `steps_per_execution` the last event of an epoch may be for batches beyond its end.
         self._batches = min(batch + 1, self.params["steps"] or batch + 1)
 
+    def _end_batch(self) -> None:
+        """Notes whether `fit` ends the epoch after this batch."""
+        self._stopped_at_batch = self.model.stop_training
+
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Does nothing, because the epoch is saved after all callbacks, by `_end_epoch`."""
 
@@ -208,38 +230,57 @@ class Checkpoint(SaveCheckpoints):
         An epoch that `stop_training` has ended early is not saved, because a resumed `fit` trains
         it from its beginning. An exact order continues within it.
         """
-        num_batches = self.params["steps"]
-        if self._order is not None:
-            is_whole = self._order.epoch > epoch
-        else:
-            is_whole = num_batches is None or self._batches >= num_batches
-        if not is_whole and self._order is None:
-            if self.communicator.rank == 0:
-                print_to_stderr(
-                    f"epoch {epoch + 1} ended after {self._batches} of {num_batches} batches and is"
-                    " not saved: a resumed fit trains it again"
-                )
-            return
-        # Batches are counted, although with accumulation an update takes several of them.
-        self._state.step += self._batches
+        is_whole = self._is_whole(epoch)
         if is_whole:
             self._state.finished_epochs = epoch + 1
             self._state.recorded_at = float(epoch + 1)
-        else:
+        elif self._order is not None:
             self._state.finished_epochs = epoch
-            self._state.recorded_at = epoch + self._batches / num_batches
+            self._state.recorded_at = self._order.position
+        else:
+            self._report_unsaved_epoch(epoch)
+            return
+        # Batches are counted, although with accumulation an update takes several of them.
+        self._state.step += self._batches
         self._state.cursor = Cursor(self._state.finished_epochs, 0)
         super().on_epoch_end(epoch, {**(logs or {}), "epoch": self._state.recorded_at})
+
+    def _is_whole(self, epoch: int) -> bool:
+        """Returns whether all batches of the epoch were trained.
+
+        If `stop_training` ends an epoch whose number of batches is not known, there may have been
+        more of them.
+        """
+        if self._order is not None:
+            return self._order.epoch > epoch
+        return not self._stopped_at_batch or self._batches == self.params["steps"]
+
+    def _report_unsaved_epoch(self, epoch: int) -> None:
+        """Prints that the epoch is not saved, and where a resumed `fit` begins."""
+        if self.communicator.rank:
+            return
+        num_batches = self.params["steps"]
+        batches = f"{self._batches} of {num_batches}" if num_batches else f"{self._batches}"
+        # Earlier epochs need not be saved either, see `every_epochs`.
+        next_epoch = int(self._saved[1]) + 1
+        print_to_stderr(
+            f"epoch {epoch + 1} ended after {batches} batches and is not saved: a resumed fit"
+            f" begins with epoch {next_epoch}"
+        )
 
     def _is_last_epoch(self, epochs_done: float) -> bool:
         return self.model.stop_training or epochs_done == self.params.get("epochs")
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Waits for the disk. The last epoch is saved already, unless it was cut short.
+
+        The weights may be others now, such as averages or the best ones.
+        """
         # If no epoch was left to train, the callbacks after this one still need their states.
         self._restore_callbacks(self._all_callbacks)
         private_api.set_initial_epoch(self.model, None)
         try:
-            super().on_train_end(logs)
+            self.wait()
         finally:
             self._unlock()
 

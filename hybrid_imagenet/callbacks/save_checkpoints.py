@@ -165,6 +165,14 @@ class SaveCheckpoints(TrainingCallback):
           UserError: on all ranks, if a checkpoint could not be written.
         """
         self.save()
+        self.wait()
+
+    def wait(self) -> None:
+        """Waits for the disk; every rank calls it.
+
+        Raises:
+          UserError: on all ranks, if a checkpoint could not be written.
+        """
         with self.communicator.raise_on_all_ranks():
             if self._store is not None:
                 self._store.wait()

@@ -119,6 +119,33 @@ def test_epoch_that_was_stopped_within_is_trained_again(tmp_path, capsys):
     assert saving.weights(fit(tmp_path / "again", 3)) == saving.weights(whole)
 
 
+def test_epochs_before_one_that_was_stopped_within_are_not_saved_with_its_weights(tmp_path, capsys):
+    whole = fit(tmp_path / "whole", 3)
+    fit(tmp_path / "again", 3, after=[StopAfterFirstBatch()], every_epochs=3)
+    assert list((tmp_path / "again").glob("step-*")) == []
+    assert "is not saved: a resumed fit begins with epoch 1" in capsys.readouterr().err
+    assert saving.weights(fit(tmp_path / "again", 3, every_epochs=3)) == saving.weights(whole)
+
+
+def test_epoch_of_unknown_length_that_was_stopped_within_is_trained_again(tmp_path, capsys):
+    x, y = models.data(1)
+    batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(models.BATCH)
+    # A filter hides the number of batches.
+    batches = batches.filter(lambda x, y: True)
+
+    def run(folder, *more):
+        model = compiled()
+        checkpoint = hi.callbacks.Checkpoint(folder)
+        callbacks = [*hi.callbacks.default_callbacks(), checkpoint, *more]
+        model.fit(batches, epochs=3, verbose=0, callbacks=callbacks)
+        return saving.weights(model)
+
+    whole = run(tmp_path / "whole")
+    run(tmp_path / "again", StopAfterFirstBatch())
+    assert "epoch 2 ended after 1 batches and is not saved" in capsys.readouterr().err
+    assert run(tmp_path / "again") == whole
+
+
 @pytest.mark.parametrize(
     ("saved", "setting", "expected"),
     [

@@ -12,6 +12,7 @@ import pytest
 
 import hybrid_imagenet as hi
 from hybrid_imagenet import files, optimizers
+from hybrid_imagenet.checkpoints import archive
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.order import ExactBatchSampler, keras_dataset
 from tests.library import models, saving
@@ -83,13 +84,13 @@ def test_load_weights_before_an_accumulating_optimizer_is_built_loads_the_weight
 
 def rewrite_model(file, change):
     """Changes the description of the optimizer in a `.keras` file."""
-    with zipfile.ZipFile(file) as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(file) as model_file:
+        members = {name: model_file.read(name) for name in model_file.namelist()}
     description = json.loads(members["config.json"])
     change(description["compile_config"]["optimizer"]["config"])
-    with zipfile.ZipFile(file, "w") as archive:
+    with zipfile.ZipFile(file, "w") as model_file:
         for name, content in (members | {"config.json": json.dumps(description)}).items():
-            archive.writestr(name, content)
+            model_file.writestr(name, content)
 
 
 def test_load_model_with_an_optimizer_of_an_earlier_version_says_to_load_it_without(tmp_path):
@@ -181,6 +182,28 @@ def test_exact_order_and_schedule_continue_after_and_inside_an_epoch(tmp_path):
         sampler.load_state_dict({"epoch": 1, "offset": 0})
         batches = keras_dataset(sampler, lambda examples: (images[examples], images[examples]))
         model.fit(batches, shuffle=False, verbose=0, callbacks=[batches.counter])
+
+
+def test_exact_order_stopped_twice_within_an_epoch_saves_its_position(tmp_path):
+    images = np.random.default_rng(0).normal(size=(22, 4)).astype(np.float32)
+
+    class StopAfterTwoBatches(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = batch == 1
+
+    positions = []
+    for _ in range(2):
+        sampler = ExactBatchSampler(22, 4, seed=1)
+        batches = keras_dataset(sampler, lambda examples: (images[examples], images[examples]))
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)])
+        model.compile(hi.DistributedOptimizer("sgd"), "mse", run_eagerly=True)
+        checkpoint = hi.callbacks.Checkpoint(tmp_path / "checkpoints", order=sampler)
+        more = [batches.counter, checkpoint, StopAfterTwoBatches()]
+        callbacks = [*hi.callbacks.default_callbacks(), *more]
+        model.fit(batches, epochs=3, shuffle=False, verbose=0, callbacks=callbacks)
+        latest = max((tmp_path / "checkpoints").glob("step-*.npz"))
+        positions.append(archive.read_meta(latest)["state"]["recorded_at"])
+    assert positions == [8 / 22, 16 / 22]
 
 
 def test_checkpoint_folder_in_use_by_another_run_is_rejected(tmp_path):
