@@ -8,7 +8,9 @@ weights that `EarlyStopping` remembers are in `best_weights`.
 
 from __future__ import annotations
 
+import collections
 import json
+import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -17,7 +19,8 @@ import numpy as np
 
 from hybrid_imagenet.callbacks.training_callback import TrainingCallback
 from hybrid_imagenet.checkpoints.run_state import without_path
-from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.comm import Communicator
+from hybrid_imagenet.errors import SharedError, UserError, pluralize
 
 # Beginning of the names of arrays in checkpoints that belong to callbacks but are not variables.
 CALLBACK_ARRAYS = "callbacks/"
@@ -31,6 +34,16 @@ STATE_ATTRIBUTES: Mapping[type[keras.callbacks.Callback], tuple[str, ...]] = {
     keras.callbacks.ReduceLROnPlateau: ("wait", "cooldown_counter", "best"),
     keras.callbacks.ModelCheckpoint: ("best",),
 }
+
+# End of the names of callbacks that only rank 0 has.
+_RANK_ZERO = "@rank0"
+
+_callbacks_of_rank_zero: weakref.WeakSet[keras.callbacks.Callback] = weakref.WeakSet()
+
+
+def add_callbacks_of_rank_zero(callbacks: Iterable[keras.callbacks.Callback]) -> None:
+    """Remembers callbacks that other ranks do not have."""
+    _callbacks_of_rank_zero.update(callbacks)
 
 
 def saved_variables(callbacks: Iterable[keras.callbacks.Callback]) -> dict[str, keras.Variable]:
@@ -92,16 +105,44 @@ def stateful_callbacks(
     """Returns the callbacks that have `state_dict` or `STATE_ATTRIBUTES`, by class and number.
 
     These are Keras's own in `STATE_ATTRIBUTES`, and all that have `state_dict` and
-    `load_state_dict` like the modules of PyTorch.
+    `load_state_dict` like the modules of PyTorch. Those that only rank 0 has are numbered
+    separately, so that the others have the same numbers on all ranks.
     """
     named: dict[str, keras.callbacks.Callback] = {}
+    counts: collections.Counter[tuple[str, str]] = collections.Counter()
     for callback in callbacks:
         if not (_attributes(callback) or _has_state_methods(callback)):
             continue
-        name = type(callback).__name__
-        number = sum(other.partition("#")[0] == name for other in named)
-        named[f"{name}#{number}"] = callback
+        class_name = type(callback).__name__
+        owner = _RANK_ZERO if callback in _callbacks_of_rank_zero else ""
+        number = counts[class_name, owner]
+        counts[class_name, owner] += 1
+        named[f"{class_name}#{number}{owner}"] = callback
     return named
+
+
+def check_ranks(callbacks: Iterable[keras.callbacks.Callback], communicator: Communicator) -> None:
+    """Checks that the states of rank 0 belong to the same callbacks on all ranks.
+
+    Every rank calls it. Rank 0 may have more classes of callbacks than others.
+
+    Raises:
+      SharedError: on all ranks, if a rank has another number of callbacks of a class than rank 0.
+    """
+    names = [name for name in stateful_callbacks(callbacks) if not name.endswith(_RANK_ZERO)]
+    counts_by_rank = communicator.allgather_object(
+        dict(collections.Counter(name.partition("#")[0] for name in names))
+    )
+    for rank, counts in enumerate(counts_by_rank):
+        for class_name, count in counts.items():
+            count_on_rank_0 = counts_by_rank[0].get(class_name, 0)
+            if count != count_on_rank_0:
+                raise SharedError(
+                    f"Rank {rank} has {pluralize(count, 'callback')} of the class {class_name}, and"
+                    f" rank 0 has {count_on_rank_0}, so it is not known whose state in a checkpoint"
+                    " belongs to which. Pass those that only rank 0 has to"
+                    " hybrid_imagenet.callbacks.default_callbacks, and the others on every rank."
+                )
 
 
 def _state_of(callback: keras.callbacks.Callback) -> dict[str, Any]:

@@ -129,6 +129,7 @@ class Checkpoint(SaveCheckpoints):
         for optimizer in compiled_model.optimizers(self.model).values():
             build(self.model, optimizer, communicator)
         self._all_callbacks = private_api.running_callbacks()
+        callback_state.check_ranks(self._all_callbacks, communicator)
         self._follow_other_callbacks()
         store = None
         meta: dict[str, Any] | None = None

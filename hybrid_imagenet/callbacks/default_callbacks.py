@@ -6,6 +6,7 @@ import importlib.util
 
 import keras
 
+from hybrid_imagenet.callbacks import callback_state
 from hybrid_imagenet.callbacks.adabound_bounds import AdaBoundBounds
 from hybrid_imagenet.callbacks.broadcast_initial_state import BroadcastInitialState
 from hybrid_imagenet.callbacks.checkpoint import Checkpoint
@@ -71,7 +72,10 @@ def on_rank_zero(*callbacks: keras.callbacks.Callback) -> list[keras.callbacks.C
     """
     for callback in callbacks:
         _check(callback)
-    return list(callbacks) if process.rank() == 0 else []
+    if process.rank():
+        return []
+    callback_state.add_callbacks_of_rank_zero(callbacks)
+    return list(callbacks)
 
 
 def default_callbacks(

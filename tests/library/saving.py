@@ -114,6 +114,49 @@ def interrupted(folder: str, kind: str) -> dict:
         return {"whole": whole, "again": weights(start()), "begun": epochs}
 
 
+def private_callback(folder: str) -> dict:
+    """Trains with two callbacks of a class on rank 0, and with one of them on all ranks.
+
+    Returns the counts of both after a resume, and the error of a `fit` for which nobody can know
+    which of the callbacks is on all ranks.
+    """
+    import keras
+
+    class Counter(keras.callbacks.Callback):
+        def __init__(self, count):
+            super().__init__()
+            self.count = count
+
+        def on_epoch_end(self, epoch, logs=None):
+            self.count += 1
+
+        def state_dict(self):
+            return {"count": self.count}
+
+        def load_state_dict(self, state):
+            self.count = state["count"]
+
+    def start(epochs, first_rank, more):
+        model = compiled(hi.DistributedOptimizer("sgd"), run_eagerly=True)
+        checkpoint = hi.callbacks.Checkpoint(pathlib.Path(folder) / "checkpoints")
+        fit(model, epochs, first_rank=first_rank, more=[*more, checkpoint])
+
+    with ranks():
+        start(1, [Counter(100)], [Counter(0)])
+        first_rank = [Counter(50)]
+        shared = Counter(50)
+        start(2, first_rank, [shared])
+        counts = [shared.count]
+        if hi.rank() == 0:
+            counts.append(first_rank[0].count)
+        error = ""
+        try:
+            start(3, [], [Counter(0)] if hi.rank() else [Counter(0), Counter(0)])
+        except UserError as raised:
+            error = str(raised)
+        return {"counts": counts, "error": error}
+
+
 def first_average() -> list:
     """Returns the average with which `fit` begins, for a model with other weights on each rank."""
     import keras

@@ -203,6 +203,13 @@ def test_failed_write_on_rank_0_ends_all_ranks_with_the_same_error(pools, tmp_pa
     assert second == first
 
 
+def test_state_of_a_callback_that_only_rank_0_has_is_not_given_to_other_ranks(pools, tmp_path):
+    results = pools[2].call(saving.private_callback, str(tmp_path))
+    assert [result["counts"] for result in results] == [[2, 102], [2]]
+    for result in results:
+        assert "has 1 callback of the class Counter, and rank 0 has 2" in result["error"]
+
+
 def test_average_begins_at_the_weights_of_rank_0_on_all_ranks(pools):
     first, second = pools[2].call(saving.first_average)
     assert first
