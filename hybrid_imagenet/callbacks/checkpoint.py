@@ -71,6 +71,10 @@ class Checkpoint(SaveCheckpoints):
     all hosts. Each epoch is saved when all callbacks have done their work at its end. One that
     `stop_training` has ended early is not saved, unless there is an exact order.
 
+    If a callback such as `EarlyStopping` sets `stop_training` and the epoch is whole, the training
+    is finished, and a new `fit` with the same number of epochs trains none. With another number it
+    continues.
+
     The state of `EarlyStopping`, `ReduceLROnPlateau` and `ModelCheckpoint` is saved too, and that
     of every callback with `state_dict()`, which returns values that JSON can represent, and
     `load_state_dict(state)`, or with `variables()`, see `TrainingCallback`. Other callbacks start
@@ -112,8 +116,10 @@ class Checkpoint(SaveCheckpoints):
         self._directory = files.output_path("directory", directory).absolute()
         self._keep = keep
         self._order = order
-        # Whether a callback has set `stop_training` at the end of the latest batch.
+        # Whether a callback has set `stop_training` at the end of the latest batch, and whether the
+        # latest whole epoch ends `fit`.
         self._stopped_at_batch = False
+        self._ends_fit = False
         # Best weights of callbacks by name.
         self._restored_weights: dict[str, list[np.ndarray]] = {}
 
@@ -171,6 +177,8 @@ class Checkpoint(SaveCheckpoints):
             # If `stop_training` has ended an epoch early, only the order knows that the epoch is
             # not complete.
             first_epoch = self._order.epoch
+        if self._is_finished(meta):
+            first_epoch = self.params["epochs"]
         private_api.set_initial_epoch(self.model, first_epoch)
         callback_variables = callback_state.saved_variables(self._all_callbacks).values()
         restored = {id(variable) for variable in callback_variables}
@@ -181,6 +189,14 @@ class Checkpoint(SaveCheckpoints):
                 optimizer.average.follows_weights = any(id(v) in restored for v in averages)
         broadcast_model(self.model, communicator)
         communicator.broadcast_variables([v.value for v in callback_variables])
+
+    def _is_finished(self, description: Mapping[str, Any]) -> bool:
+        """Returns whether a callback has ended this `fit` at the position of a checkpoint.
+
+        Args:
+          description: of the checkpoint.
+        """
+        return bool(description["finished_fit"] == self.params["epochs"])
 
     def _follow_other_callbacks(self) -> None:
         """Inserts a callback that saves when the others have done their work at the epoch's end.
@@ -244,6 +260,7 @@ class Checkpoint(SaveCheckpoints):
         # Batches are counted, although with accumulation an update takes several of them.
         self._state.step += self._batches
         self._state.cursor = Cursor(self._state.finished_epochs, 0)
+        self._ends_fit = is_whole and self.model.stop_training
         super().on_epoch_end(epoch, {**(logs or {}), "epoch": self._state.recorded_at})
 
     def _is_whole(self, epoch: int) -> bool:
@@ -327,20 +344,28 @@ class Checkpoint(SaveCheckpoints):
         self._restored_weights, checkpoint = _split_arrays(checkpoint)
         restore_arrays(checkpoint, self.all_variables())
         self._restart_changed_loss_scales(checkpoint.meta["optimizers"])
-        state: dict[str, Any] = checkpoint.meta["state"]
-        position = f"epoch {state['finished_epochs']} is done"
-        if self._order is not None and checkpoint.meta["order"]["offset"]:
-            position = f"within epoch {checkpoint.meta['order']['epoch'] + 1}"
-        print_to_stderr(f"resumed from {checkpoint.path}: {position}")
+        print_to_stderr(f"resumed from {checkpoint.path}: {self._describe_position(checkpoint)}")
         return {
-            "state": state,
+            "state": checkpoint.meta["state"],
             "order": checkpoint.meta.get("order"),
+            "finished_fit": checkpoint.meta["finished_fit"],
             "callbacks": checkpoint.meta["callbacks"],
             "callback_weights": {
                 name: [[array.shape, array.dtype.name] for array in arrays]
                 for name, arrays in self._restored_weights.items()
             },
         }
+
+    def _describe_position(self, checkpoint: CheckpointArchive) -> str:
+        finished_epochs = checkpoint.meta["state"]["finished_epochs"]
+        if self._is_finished(checkpoint.meta):
+            return (
+                f"a callback has ended this training after epoch {finished_epochs}. To train it"
+                f" further, pass another number than epochs={self.params['epochs']}"
+            )
+        if self._order is not None and checkpoint.meta["order"]["offset"]:
+            return f"within epoch {checkpoint.meta['order']['epoch'] + 1}"
+        return f"epoch {finished_epochs} is done"
 
     def _restart_changed_loss_scales(self, saved: Mapping[str, Any]) -> None:
         """Starts the loss scales again that are set differently than in the checkpoint.
@@ -432,6 +457,8 @@ class Checkpoint(SaveCheckpoints):
             # Every checkpoint has the sums of an unfinished epoch. `fit` does not continue them.
             "epoch_sums": [[0.0] * 4] * self.communicator.size,
             "optimizers": optimizers,
+            # `epochs` of the `fit` that a callback has ended here.
+            "finished_fit": self.params["epochs"] if self._ends_fit else None,
         }
         if self._order is not None:
             description["order"] = self._order.state_dict()

@@ -146,6 +146,70 @@ def test_epoch_of_unknown_length_that_was_stopped_within_is_trained_again(tmp_pa
     assert run(tmp_path / "again") == whole
 
 
+class StopAfterEpoch(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.stop_training |= epoch == 1
+
+
+class StopAfterLastBatch(StopAfterFirstBatch):
+    """Stops training after the last batch of an epoch, which is whole then."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.stop_training |= self._epoch == 1 and batch == models.STEPS - 1
+
+
+def no_improvement():
+    # No improvement is large enough. The best weights are those after the first epoch.
+    return keras.callbacks.EarlyStopping(
+        "loss", min_delta=10.0, patience=1, restore_best_weights=True
+    )
+
+
+class EpochLog(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.epochs = []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epochs.append(epoch)
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+@pytest.mark.parametrize(
+    "stop",
+    [
+        no_improvement,
+        lambda: hi.callbacks.StopAtTarget(-100.0, monitor="loss"),
+        StopAfterEpoch,
+        StopAfterLastBatch,
+    ],
+    ids=["EarlyStopping", "StopAtTarget", "end of an epoch", "last batch of an epoch"],
+)
+def test_fit_that_a_callback_has_ended_trains_no_epoch_when_it_starts_again(
+    tmp_path, capsys, stop, place
+):
+    log = EpochLog()
+    first = fit(tmp_path / "run", 5, every_epochs=2, **{place: [stop(), log]})
+    num_epochs = len(log.epochs)
+    assert num_epochs < 5
+    for _ in range(2):
+        log = EpochLog()
+        again = fit(tmp_path / "run", 5, every_epochs=2, **{place: [stop(), log]})
+        assert log.epochs == []
+        assert saving.weights(again) == saving.weights(first)
+        line = f"ended this training after epoch {num_epochs}. To train it further, pass another"
+        assert line in capsys.readouterr().err
+
+
+def test_fit_that_a_callback_has_ended_continues_with_another_number_of_epochs(tmp_path):
+    whole = fit(tmp_path / "whole", 4)
+    fit(tmp_path / "again", 3, after=[StopAfterEpoch()])
+    log = EpochLog()
+    model = fit(tmp_path / "again", 4, after=[log])
+    assert log.epochs == [2, 3]
+    assert saving.weights(model) == saving.weights(whole)
+
+
 @pytest.mark.parametrize(
     ("saved", "setting", "expected"),
     [
