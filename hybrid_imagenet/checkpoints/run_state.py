@@ -56,6 +56,10 @@ class RunState:
     schedule_values: dict[str, float] = dataclasses.field(default_factory=dict)
     stop: str = ""
 
+    def has_reached(self, target: float | None) -> bool:
+        """Returns whether a validation has reached an accuracy; no one reaches None."""
+        return target is not None and bool(self.best_epoch) and self.best_top1 >= target
+
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON-ready form without `stop`, which belongs to one session only."""
         values = dataclasses.asdict(self)

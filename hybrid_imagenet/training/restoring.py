@@ -64,8 +64,7 @@ def begin_or_resume(
             saved_scale = checkpoint_on_rank_0.meta["loss_scale"]
             if restored_loss_scale.restart_if_changed(loss_scale, saved_scale):
                 messages.append(restored_loss_scale.restart_note(loss_scale))
-        is_over = run.data.length.is_over(run.state.cursor, run.state.step)
-        run.recording.start(run.facts, _view_info(run), run.state, is_over=is_over)
+        run.recording.start(run.facts, _view_info(run), run.state, is_over=_is_over(run))
     # It comes before the broadcast, because the ranks wait for one another there. As soon as one of
     # them prints that it compiles, a signal must make all of them save.
     REQUESTS.begin()
@@ -87,6 +86,8 @@ def _restore_position(run: RunComponents, meta: Mapping[str, Any]) -> None:
     """
     run.state.restore(meta["state"])
     run.state.cursor = run.data.resume_at(run.state.cursor)
+    if run.state.has_reached(run.config.run.stop_at_top1):
+        run.state.stop = "target"
     # Without --hybrid_ramp_epochs the schedule omits LARS's share, which then is 1.
     scheduled = _scheduled_values(run)
     run.state.schedule_values = {
@@ -98,6 +99,12 @@ def _restore_position(run: RunComponents, meta: Mapping[str, Any]) -> None:
         meta["epoch_sums"], run.communicator.rank, run.communicator.size
     )
     run.step.sums.restore(sums)
+
+
+def _is_over(run: RunComponents) -> bool:
+    """Returns whether no step is left to train."""
+    is_at_end = run.data.length.is_over(run.state.cursor, run.state.step)
+    return is_at_end or bool(run.state.stop)
 
 
 def _check_phase(run: RunComponents) -> None:
@@ -129,7 +136,12 @@ def _notes(run: RunComponents) -> list[str]:
     if run.class_weights is not None:
         names = run.data.source.class_names
         notes.append(class_sizes.describe_weights(run.class_weights, names))
-    if run.data.length.is_over(run.state.cursor, run.state.step):
+    if run.state.stop == "target":
+        notes.append(
+            f"the run reached --stop_at_top1={run.config.run.stop_at_top1:g} in epoch"
+            f" {run.state.best_epoch:g}: raise it to train further"
+        )
+    elif _is_over(run):
         notes.append(
             f"the run was over at step {run.state.step}: raise --epochs or --max_steps to train"
             " further"

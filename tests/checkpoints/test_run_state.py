@@ -142,3 +142,21 @@ def test_run_state_restores_all_fields_but_why_the_session_ended():
     restored = RunState()
     restored.restore(values)
     assert restored == dataclasses.replace(state, stop="")
+
+
+@pytest.mark.parametrize(
+    ("best_top1", "best_epoch", "target", "expected"),
+    [
+        (0.5, 2, 0.5, True),
+        (0.5, 2, 0.6, False),
+        (0.5, 2, None, False),
+        (0.0, 1, 0.0, True),
+        (0.0, 0, 0.0, False),
+    ],
+    ids=["reached", "not reached", "no target", "accuracy of 0", "not validated"],
+)
+def test_run_state_has_reached_a_target_after_a_validation_with_it(
+    best_top1, best_epoch, target, expected
+):
+    state = RunState(best_top1=best_top1, best_epoch=best_epoch)
+    assert state.has_reached(target) is expected

@@ -196,6 +196,21 @@ def test_run_resumed_with_other_flags_uses_them_without_a_second_warmup(tiny_dat
     assert json.loads((tmp_path / "config.json").read_text())["flags"]["loss_scale"] == "4"
 
 
+def test_run_that_has_reached_its_target_trains_further_only_for_a_higher_one(tiny_data, tmp_path):
+    def epochs(*flags):
+        done = program.train_here(tiny_data, tmp_path, *flags)
+        assert done.returncode == 0, done.stdout + done.stderr
+        summary = json.loads((tmp_path / "summary.json").read_text())
+        records = [r["epoch"] for r in program.records(tmp_path) if r["kind"] == "epoch"]
+        return records, summary["stop"], done.stdout
+
+    assert epochs("--stop_at_top1=0")[:2] == ([1], "target")
+    *again, output = epochs("--resume")
+    assert again == [[1], "target"]
+    assert "the run reached --stop_at_top1=0 in epoch 1: raise it to train further" in output
+    assert epochs("--resume", "--stop_at_top1=1", "--epochs=2")[0] == [1, 2]
+
+
 def test_run_stopped_by_a_signal_saves_and_continues_on_one_rank(tmp_path):
     """Uses damaged data.
 
