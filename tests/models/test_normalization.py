@@ -239,15 +239,29 @@ def test_batch_norm_synchronized_over_ranks_equals_one_rank_with_all_images(
     assert ranks.names[0] == ranks.names[1] == ["bn/moments", "bn/gradient_moments"]
 
 
-@pytest.mark.parametrize("mean", [0.0, 3.0, 30.0])
-def test_variance_over_ranks_with_a_large_mean_is_within_its_error_bound(mean):
-    x = np.random.default_rng(2).normal(mean, 1.0, (64, 8, 8, 4))
-    _, _, variance = normalize_over_ranks(
-        tf.cast(x, tf.float32), tf.ones([4]), tf.zeros([4]), 0.0, lambda tensor, name: tensor, "bn"
+@pytest.mark.parametrize("mean", [0.0, 30.0, 345.0])
+@pytest.mark.parametrize("has_mask", [False, True])
+def test_normalize_over_ranks_with_a_large_mean_equals_one_process(mean, has_mask):
+    x = np.random.default_rng(2).normal(mean, 1.0, (12, 8, 8, 4)).astype(np.float32)
+    ranks = ThreadRanks(2)
+    cuts = (0, 5, 12)
+
+    def work(rank):
+        part = tf.constant(x[cuts[rank] : cuts[rank + 1]])
+        mask = tf.ones([*part.shape[:3], 1]) if has_mask else None
+        ones = tf.ones([4])
+        return normalize_over_ranks(
+            part, ones, tf.zeros([4]), EPSILON, ranks.allreduce(rank), "bn", mask
+        )
+
+    (first, _, variance), (second, _, _) = ranks.run(work)
+    expected, *_ = reference(x.astype(np.float64), 1.0, 0.0, x)
+    # The mean of each rank is FP32, and so are the differences to it.
+    np.testing.assert_allclose(
+        variance, x.astype(np.float64).var((0, 1, 2)), rtol=2e-6 + 3e-8 * mean
     )
-    error = np.abs(variance / x.var((0, 1, 2)) - 1).max()
-    # The first term is for the sums of the values, the second for E[x^2] - E[x]^2 over ranks.
-    assert error < 1e-6 + 2e-7 * (1 + mean**2)
+    outputs = np.concatenate([first, second])
+    np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-5 + 4e-7 * mean)
 
 
 @pytest.mark.parametrize("mode", ["last", "moving"])
