@@ -181,12 +181,6 @@ class UpdateExecutor(abc.ABC):
             )
         return self._programs[key]
 
-    def _decay_coefficients(self, coefficient: float) -> np.ndarray:
-        """Returns the coefficient for variables that decay and 0 for the others, float32 [n]."""
-        coefficients = np.zeros(len(self._optimizer.kinds), np.float32)
-        coefficients[self._optimizer.decayed_indices()] = coefficient
-        return coefficients
-
     def _prepare(
         self,
         scalars: StepScalars,
@@ -204,7 +198,7 @@ class UpdateExecutor(abc.ABC):
         hyperparameters = by_name(scalars.hyperparameters)
         weight_factor = None
         if self._optimizer.decoupled_decay:
-            coefficients = self._decay_coefficients(self._optimizer.decoupled_decay)
+            coefficients = self._optimizer.decay_coefficients(self._optimizer.decoupled_decay)
             weight_factor = 1.0 - coefficients * self._optimizer.decoupled_rate(hyperparameters)
         scaled_decay = None
         if decay.any():

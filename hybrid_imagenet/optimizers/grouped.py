@@ -253,6 +253,12 @@ class GroupedOptimizer(keras.optimizers.Optimizer, abc.ABC):
         variables = private_api.trainable_variables(self)
         return [i for i in indices if private_api.decays(self, variables[i])]
 
+    def decay_coefficients(self, coefficient: float) -> np.ndarray:
+        """Returns the coefficient for variables that decay and 0 for the others, float32 [n]."""
+        coefficients = np.zeros(len(self.kinds), np.float32)
+        coefficients[self.decayed_indices()] = coefficient
+        return coefficients
+
     def kernel_indices(self) -> list[int]:
         """Returns the positions of kernels: neither biases nor normalization parameters.
 

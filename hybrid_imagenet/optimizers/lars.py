@@ -230,7 +230,8 @@ class TrustRatio:
             tf.sqrt(tf.gather(ctx.prepared[_WEIGHT_SQUARE_SUMS], kernels)),
             gradient_norms,
             eta=self.eta,
-            decay=optimizer.decay,
+            # A kernel that is excluded from weight decay has none in its denominator either.
+            decay=optimizer.decay_coefficients(optimizer.decay)[kernels],
             eps=self.eps,
             eps_rule=self.eps_rule,
             xp=tf,

@@ -55,7 +55,7 @@ class PackedExecutor(UpdateExecutor):
         self, layout: Layout, weights: tf.Tensor, scalars: StepScalars
     ) -> Prepared:
         """Computes what the gradients do not change, while the device waits for them."""
-        decay = layout.broadcast_constant(self._decay_coefficients(self._optimizer.decay))
+        decay = layout.broadcast_constant(self._optimizer.decay_coefficients(self._optimizer.decay))
         return self._prepare(scalars, lambda: layout.square_sums(weights), decay)
 
     def _after_gradients(
@@ -77,7 +77,8 @@ class PackedExecutor(UpdateExecutor):
         outcome = self._judge(layout.square_sums(grad), prepared, scalars)
         decay = None
         if prepared.scaled_decay is not None:
-            decay = layout.broadcast_constant(self._decay_coefficients(self._optimizer.decay))
+            coefficients = self._optimizer.decay_coefficients(self._optimizer.decay)
+            decay = layout.broadcast_constant(coefficients)
         ctx = UpdateContext(
             hyperparameters=by_name(scalars.hyperparameters),
             prepared=prepared.values | outcome.values,

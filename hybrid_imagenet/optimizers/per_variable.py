@@ -70,7 +70,7 @@ class PerVariableExecutor(UpdateExecutor):
         prepared = self._prepare(
             scalars,
             lambda: square_sums([v.value for v in variables[WEIGHTS]]),
-            self._decay_coefficients(self._optimizer.decay),
+            self._optimizer.decay_coefficients(self._optimizer.decay),
         )
         outcome = self._judge(grad_square_sums, prepared, scalars)
         # `update` may use the values of both earlier methods.
@@ -147,7 +147,7 @@ class PerVariableExecutor(UpdateExecutor):
             layers=layers,
         )
         if prepared.scaled_decay is not None:
-            decay: np.ndarray = self._decay_coefficients(self._optimizer.decay)
+            decay: np.ndarray = self._optimizer.decay_coefficients(self._optimizer.decay)
             ctx.decay = layers.broadcast(tf.constant(decay))
             ctx.scaled_decay = layers.broadcast(prepared.scaled_decay)
         return ctx

@@ -18,7 +18,7 @@ def trust_ratio(
     gradient_norm: Any,
     *,
     eta: float = 0.001,
-    decay: float = 0.0,
+    decay: Any = 0.0,
     eps: float = 0.0,
     eps_rule: str = "add",
     xp: Any = np,
@@ -31,7 +31,8 @@ def trust_ratio(
       weight_norm: L2 norms of the weights, one per layer.
       gradient_norm: L2 norms of the gradients without weight decay, same shape.
       eta: trust coefficient.
-      decay: coefficient of weight decay, which is part of the denominator.
+      decay: coefficient of weight decay, which is part of the denominator; a number, or one per
+        layer.
       eps: guards the denominator: `add` adds it (MLPerf's reference), `floor` replaces a
         denominator under eps by eps (the library of Mikami et al.).
       eps_rule: add or floor.

@@ -45,7 +45,7 @@ class Problem:
         return reference.layers_of(self.start, KERNELS)
 
     def variables(self):
-        return [keras.Variable(w) for w in self.start]
+        return [keras.Variable(w, name=f"w{i}") for i, w in enumerate(self.start)]
 
 
 def omit_xla(optimizer):

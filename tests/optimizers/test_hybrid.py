@@ -28,16 +28,22 @@ def schedule(ramp_epochs=0.0):
     )
 
 
-def run_both(steps, optimizer_arguments, reference_arguments, ramp_epochs=0.0, momentum=0.9):
-    """Runs optimizer and oracle, and compares their weights at some of the steps."""
+def run_both(
+    steps, optimizer_arguments, reference_arguments, ramp_epochs=0.0, momentum=0.9, excluded=None
+):
+    """Runs optimizer and oracle, and compares their weights at some of the steps.
+
+    The weights at the position `excluded` are excluded from weight decay.
+    """
     problem = Problem()
-    runner = Runner(
-        Hybrid(PEAK, **{"weight_decay": 1e-4, "lars_eta": 0.001} | optimizer_arguments),
-        problem,
-        loss_scale=1024.0,
-    )
+    optimizer = Hybrid(PEAK, **{"weight_decay": 1e-4, "lars_eta": 0.001} | optimizer_arguments)
+    layers = problem.layers()
+    if excluded is not None:
+        optimizer.exclude_from_weight_decay(var_names=[f"w{excluded}"])
+        layers[excluded]["excluded"] = True
+    runner = Runner(optimizer, problem, loss_scale=1024.0)
     oracle = HybridReference(
-        problem.layers(),
+        layers,
         warmup_steps=SWITCH,
         epoch_steps=EPOCH_STEPS,
         peak=PEAK,
@@ -71,6 +77,10 @@ def check_through_the_switch(handover, lars):
 )
 def test_hybrid_200_steps_follow_the_oracle_through_the_switch(handover, lars):
     check_through_the_switch(handover, lars)
+
+
+def test_hybrid_kernel_without_decay_follows_the_oracle_with_its_own_coefficient():
+    run_both(SWITCH + 50, {"weight_decay": 0.5}, {"decay": 0.5}, excluded=3)
 
 
 @pytest.mark.slow

@@ -29,6 +29,21 @@ def test_lars_200_steps_follow_the_oracle(arguments):
     follow(runner, lambda step: 4.0 * (1 - step / 200) ** 2, oracle)
 
 
+@pytest.mark.parametrize("arguments", [{}, {"variant": "larc", "eta": 0.02}])
+def test_lars_kernel_without_decay_follows_the_oracle_with_its_own_coefficient(arguments):
+    options = {"eta": 0.001} | arguments
+    optimizer = LARS(4.0, weight_decay=0.5, **options)
+    # The second of the two kernels.
+    optimizer.exclude_from_weight_decay(var_names=["w3"])
+    problem = Problem()
+
+    def oracle(layer, grad, step, rate):
+        is_excluded = layer["w"].shape == problem.start[3].shape
+        lars_step(layer, grad, rate, 0.9, decay=0.0 if is_excluded else 0.5, **options)
+
+    follow(Runner(optimizer, problem), lambda step: 4.0 * (1 - step / 200) ** 2, oracle)
+
+
 def test_lars_one_step_equals_a_calculation_by_hand():
     # With |w| = 5, |g| = 1 and a decay of 0.2, the ratio is 0.001 * 5 / (1 + 1) = 0.0025. So
     # w -= 10 * 0.0025 * (g + 0.2 w).

@@ -1,6 +1,7 @@
 """Oracles for the optimizers in float64, written step by step from the papers' formulas.
 
 A layer is a dictionary: "w" (array), "kernel" (whether weight decay and LARS apply) and the state.
+"excluded" marks a kernel without weight decay, which LARS scales all the same.
 Functions and classes change the layers in place.
 """
 
@@ -232,7 +233,9 @@ class HybridReference:
             share = 1 - self.momentum if o["handover"] == "continuous" else 1.0
             ramp = o.get("ramp_steps", 0)
             lars = min(1.0, (self.t - 1 - self.warmup_steps) / ramp) if ramp else 1.0
-            rate = layer_rate(layer, grad, lr, variant=o["lars"], decay=o["decay"], share=lars)
-            g = grad + (o["decay"] if layer["kernel"] or o.get("decay_all") else 0.0) * layer["w"]
+            decays = layer["kernel"] or o.get("decay_all")
+            decay = o["decay"] if decays and not layer.get("excluded") else 0.0
+            rate = layer_rate(layer, grad, lr, variant=o["lars"], decay=decay, share=lars)
+            g = grad + decay * layer["w"]
             layer["m"] = self.momentum * layer["m"] + share * rate * g
             layer["w"] = layer["w"] - layer["m"]
