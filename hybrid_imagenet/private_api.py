@@ -125,9 +125,11 @@ def wrap_tf_variable(variable: tf.Variable) -> keras.Variable:
     import keras
 
     name = variable.name.partition(":")[0].replace("/", "_")
-    return keras.Variable(
+    shared = keras.Variable(
         variable, dtype=variable.dtype.name, trainable=variable.trainable, name=name
     )
+    shared.constraint = variable.constraint
+    return shared
 
 
 def running_callbacks() -> Sequence[keras.callbacks.Callback]:

@@ -188,6 +188,13 @@ def test_wrap_tf_variable_shares_values_in_both_directions():
     assert shared.numpy().tolist() == [3.0] * 3
 
 
+def test_wrap_tf_variable_has_the_constraint_of_the_variable():
+    constraint = keras.constraints.NonNeg()
+    ours = tf.Variable(np.ones(3, np.float32), constraint=constraint)
+    assert private_api.wrap_tf_variable(ours).constraint is constraint
+    assert private_api.wrap_tf_variable(tf.Variable([1.0])).constraint is None
+
+
 def test_running_callbacks_has_all_callbacks_of_fit():
     callbacks = []
 

@@ -575,11 +575,6 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         with tf.name_scope(UPDATE_SCOPE):
             assert self._executor is not None, "build comes first"
             square_sums, norm = self._executor.apply(reduced)
-            if isinstance(self.inner, GroupedOptimizer):
-                # Keras's optimizers apply the constraints themselves.
-                for variable in private_api.trainable_variables(self):
-                    if variable.constraint is not None:
-                        variable.assign(variable.constraint(variable.value))
             self.grad_norm.assign(norm)
             self.square_sums.assign(square_sums)
 

@@ -5,6 +5,7 @@ A step goes through these methods:
     _prepare           before the gradients arrive: 1 / loss scale, weight decay, norms of weights
     _judge             from the gradients' square sums: one verdict, the next loss scale, counters
     _apply_rule        new weights, slots and averages from old ones, by `GroupedOptimizer.update`
+    _apply_constraints the constraints of weights
 
 `packed.PackedExecutor` has all variables in one vector, as suits a GPU; `per_variable` updates each
 large variable in place, as suits a CPU. docs/dev/performance-log.md has the measurements. Both
@@ -134,7 +135,9 @@ class UpdateExecutor(abc.ABC):
           The square sums of the scaled gradients, float32 [n], and the norm of all unscaled ones.
         """
         shapes = [tuple(v.shape) for v in private_api.trainable_variables(self._optimizer)]
-        outcome = self._run(Layout(shapes, reduced.order), reduced, self._read_scalars())
+        scalars = self._read_scalars()
+        outcome = self._run(Layout(shapes, reduced.order), reduced, scalars)
+        self._apply_constraints(outcome.is_finite, scalars)
         self._assign_scalars(outcome)
         return outcome.gradient_square_sums, outcome.gradient_norm
 
@@ -158,6 +161,27 @@ class UpdateExecutor(abc.ABC):
             counter.value.assign(value)
         if outcome.trust_ratios is not None:
             self._optimizer.trust_ratios.value.assign(outcome.trust_ratios)
+
+    def _apply_constraints(self, is_finite: tf.Tensor, scalars: StepScalars) -> None:
+        """Applies the constraints of weights if the step is taken.
+
+        They are not part of the compiled programs, because a constraint may be any function, and
+        XLA does not compile all of them.
+
+        Args:
+          is_finite: whether the step is taken.
+          scalars: of this step, whose variables have not been assigned yet.
+        """
+        for position, weight in enumerate(private_api.trainable_variables(self._optimizer)):
+            if weight.constraint is None:
+                continue
+            before = weight.value.read_value()
+            after = tf.where(is_finite, weight.constraint(weight), before)
+            weight.assign(after)
+            if self._average is not None:
+                # The rule has moved the average towards the weight before its constraint.
+                rate = self._average.rate(_update_index(scalars))
+                self._average.variables[position].assign_add(rate * (after - before))
 
     def _step_counters(self) -> list[keras.Variable]:
         return [self._optimizer.iterations, *self._optimizer.counters()]
@@ -194,7 +218,7 @@ class UpdateExecutor(abc.ABC):
           weight_square_sums: returns the square sums of the weights [n].
           decay: coefficients of coupled decay, one per variable or per row.
         """
-        step = tf.cast(scalars.step_counters[0], tf.float32) + 1.0
+        step = _update_index(scalars)
         hyperparameters = by_name(scalars.hyperparameters)
         weight_factor = None
         if self._optimizer.decoupled_decay:
@@ -292,6 +316,11 @@ class UpdateExecutor(abc.ABC):
         if prepared.average_rate is not None:
             new[AVERAGE] = old[AVERAGE] - prepared.average_rate * (old[AVERAGE] - new_weight)
         return new
+
+
+def _update_index(scalars: StepScalars) -> tf.Tensor:
+    """Returns the 1-based index of this update, float32; skipped steps do not count."""
+    return tf.cast(scalars.step_counters[0], tf.float32) + 1.0
 
 
 def by_name(hyperparameters: tf.Tensor) -> dict[str, tf.Tensor]:

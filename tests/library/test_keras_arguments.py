@@ -18,13 +18,22 @@ def compiled(optimizer, **layer):
     return model
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_optimizer_applies_constraints_like_that_of_keras(packed):
+def distributed_sgd(packed):
+    return hi.DistributedOptimizer(hi.optimizers.SGD(0.5, momentum=0.9), packed=packed)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda: distributed_sgd(packed=False),
+        lambda: distributed_sgd(packed=True),
+        lambda: hi.optimizers.SGD(0.5, momentum=0.9),
+    ],
+    ids=["per variable", "packed", "not distributed"],
+)
+def test_optimizer_applies_constraints_like_that_of_keras(optimizer):
     constraint = keras.constraints.MaxNorm(0.5)
-    ours = compiled(
-        hi.DistributedOptimizer(hi.optimizers.SGD(0.5, momentum=0.9), packed=packed),
-        kernel_constraint=constraint,
-    )
+    ours = compiled(optimizer(), kernel_constraint=constraint)
     reference = compiled(keras.optimizers.SGD(0.5, momentum=0.9), kernel_constraint=constraint)
     x, y = models.data(1)
     saving.fit(ours, 2)

@@ -1,5 +1,6 @@
 """The exponential moving average of weights."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -38,6 +39,25 @@ def test_average_200_updates_follow_the_oracle_and_ignore_skipped_steps(decay, e
             value.numpy(), averaged(first, weights, decay, every), rtol=1e-5, atol=1e-6
         )
     assert step.experimental_get_tracing_count() == 1
+
+
+@pytest.mark.parametrize(("every", "packed"), [(1, False), (1, True), (3, True)])
+def test_average_of_constrained_weights_follows_the_oracle(every, packed):
+    random = np.random.default_rng(1)
+    start = random.normal(size=(3, 4)).astype(np.float32)
+    (variable,), average, step = make(0.9, [start], every, packed)
+    variable.constraint = keras.constraints.NonNeg()
+    # A skipped step does not change weights that the constraint has not reached yet.
+    step(np.full_like(start, np.nan))
+    np.testing.assert_array_equal(variable.numpy(), start)
+    path = []
+    for _ in range(30):
+        step(random.normal(0, 0.5, start.shape).astype(np.float32))
+        path.append(variable.numpy())
+    assert (path[-1] == 0).any()
+    assert (path[-1] > 0).any()
+    expected = averaged(start, path, 0.9, every)
+    np.testing.assert_allclose(average.variables[0].numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_average_exchange_twice_restores_weights_and_averages():
