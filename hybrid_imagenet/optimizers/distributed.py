@@ -342,7 +342,8 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
     @property
     def variables(self) -> list[keras.Variable]:
         """All state to save, that of the inner optimizer first."""
-        ratios = [self.inner.trust_ratios] if isinstance(self.inner, GroupedOptimizer) else []
+        has_ratios = isinstance(self.inner, GroupedOptimizer) and self.inner.built
+        ratios = [self.inner.trust_ratios] if has_ratios else []
         return [
             *self.inner.variables,
             *self.loss_scale.variables,

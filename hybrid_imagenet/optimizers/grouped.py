@@ -142,9 +142,9 @@ class GroupedOptimizer(keras.optimizers.Optimizer, abc.ABC):
     # What all optimizers share
 
     @property
-    def learning_rate(self) -> float:
+    def learning_rate(self) -> LearningRate:
         """The learning rate last set, by the constructor, a schedule or an assignment."""
-        return self.hyperparameters["learning_rate"]
+        return LearningRate(self)
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:
@@ -276,6 +276,30 @@ class GroupedOptimizer(keras.optimizers.Optimizer, abc.ABC):
         if not peak:
             return tf.constant(0.0)
         return self.decay_is_on(hyperparameters) * hyperparameters["learning_rate"] / peak
+
+
+class LearningRate(float):
+    """The learning rate of an optimizer: a number that has `assign` like a variable of Keras."""
+
+    _optimizer: GroupedOptimizer
+
+    def __new__(cls, optimizer: GroupedOptimizer) -> LearningRate:
+        """Returns the present value."""
+        value = super().__new__(cls, optimizer.hyperparameters["learning_rate"])
+        value._optimizer = optimizer
+        return value
+
+    def assign(self, value: Any) -> None:
+        """Sets the learning rate of the optimizer; this number stays as it is."""
+        self._optimizer.learning_rate = value
+
+    def numpy(self) -> np.float32:
+        """Returns the value."""
+        return np.float32(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy must not contain a copy of the optimizer.
+        return float, (float(self),)
 
 
 class Hyperparameters:

@@ -1,5 +1,7 @@
 """Optimizers of this package follow what Keras's own follow: constraints, exclusions, averages."""
 
+import copy
+
 import keras
 import numpy as np
 import pytest
@@ -194,6 +196,22 @@ def test_decoupled_decay_is_relative_to_the_peak_of_the_schedule():
         hyperparameters = {"learning_rate": tf.constant(1.0), "phase": tf.constant(1.0)}
         factors.append(float(inner.decoupled_rate(hyperparameters)))
     assert factors == [0.5, 0.5]
+
+
+def test_learning_rate_can_be_assigned_like_a_variable_of_keras():
+    for inner in (hi.optimizers.SGD(0.5), keras.optimizers.SGD(0.5)):
+        optimizer = hi.DistributedOptimizer(inner)
+        optimizer.learning_rate.assign(optimizer.learning_rate * 0.5)
+        assert float(optimizer.learning_rate) == float(inner.learning_rate.numpy()) == 0.25
+    rate = hi.optimizers.SGD(0.5).learning_rate
+    assert type(copy.deepcopy(rate)) is float
+
+
+def test_variables_before_build_are_those_that_do_not_need_the_model():
+    for inner in (hi.optimizers.LARS(), keras.optimizers.SGD()):
+        optimizer = hi.DistributedOptimizer(inner, gradient_accumulation_steps=2)
+        names = [variable.name for variable in optimizer.variables]
+        assert {"iteration", "grad_norm", "micro_batches"} <= set(names)
 
 
 def test_loaded_float16_model_scales_like_before_it_was_saved(tmp_path):
