@@ -153,9 +153,16 @@ def set_hyperparameters(optimizer: Any, values: Mapping[str, float]) -> None:
       optimizer: of this package, which uses all values that it knows; or of Keras, which uses the
         learning rate only.
       values: by name.
+
+    Raises:
+      UserError: as `GroupedOptimizer.check_learning_rate`, for a schedule of the user.
     """
     hyperparameters = hyperparameters_of(optimizer)
     if hyperparameters is None:
         getattr(optimizer, "inner", optimizer).learning_rate = values["learning_rate"]
-    else:
-        hyperparameters.assign(values)
+        return
+    schedule = getattr(optimizer, "schedule", None)
+    is_own_schedule = schedule is not None and not hasattr(schedule, "peak")
+    if is_own_schedule and "learning_rate" in values:
+        optimizer.inner.check_learning_rate(values["learning_rate"])
+    hyperparameters.assign(values)

@@ -23,8 +23,8 @@ class AdaBound(GroupedOptimizer):
         s = lr sqrt(1 - b2^t) / (1 - b1^t)
         w -= clip(s / (sqrt(v) + eps), F (1 - 1/(gamma t + 1)), F (1 + 1/(gamma t))) m
 
-    t counts applied updates from 1. F = final_lr lr / learning_rate follows the schedule, as in the
-    authors' code.
+    t counts applied updates from 1. F = final_lr lr / peak follows the schedule, as in the authors'
+    code. The peak is that of a schedule of `hi.schedules`, or else `learning_rate`.
 
     Example:
       optimizer = hi.DistributedOptimizer(hi.optimizers.AdaBound(0.001, final_lr=0.1))
@@ -36,7 +36,7 @@ class AdaBound(GroupedOptimizer):
       global_clipnorm: largest norm of the gradient of all weights together, averaged over ranks.
         Larger gradients are scaled down to it (default: None, no clipping).
       name: name of the optimizer (default: "", its name in `NAMES`).
-      final_lr: learning rate of SGD at which the bounds close (default: 0.1).
+      final_lr: learning rate of SGD at which the bounds close, at the peak of lr (default: 0.1).
       gamma: how fast the bounds close, per update (default: 0.001).
       beta1: b1, decay of the first moment (default: 0.9).
       beta2: b2, decay of the second moment (default: 0.999).
@@ -52,11 +52,15 @@ class AdaBound(GroupedOptimizer):
     Options = AdaBoundOptions
     slots = ("first_moment", "second_moment")
 
+    @property
+    def argument_of_peak(self) -> str:
+        return "final_lr"
+
     def prepare(self, ctx: UpdateContext) -> dict[str, tf.Tensor]:
         """Computes Adam's step size and its bounds."""
         options = self.options
         rate = ctx.learning_rate
-        final_rate = rate * (options.final_lr / options.learning_rate)
+        final_rate = rate * (options.final_lr / self.peak_learning_rate)
         lower, upper = adabound_bounds(ctx.step, final_rate, options.gamma)
         return {
             "step_size": adam_step_size(ctx.step, rate, options.beta1, options.beta2),

@@ -204,7 +204,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         self.schedule = schedule
         if communicator is None and isinstance(inner, GroupedOptimizer) and schedule is not None:
             # The program passes the peak to the optimizer itself.
-            inner.scheduled_peak = getattr(schedule, "peak", None)
+            inner.set_scheduled_peak(getattr(schedule, "peak", None))
         # Whether a callback sets the values of the schedule, and those of the last step.
         self.schedule_is_applied = False
         self.schedule_values: dict[str, float] = {}

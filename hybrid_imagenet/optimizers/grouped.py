@@ -91,8 +91,8 @@ class GroupedOptimizer(keras.optimizers.Optimizer, abc.ABC):
         self.decay = 0.0 if is_decoupled else float(arguments.weight_decay)
         self.decoupled_decay = float(arguments.weight_decay) if is_decoupled else 0.0
         self.kinds: list[ParameterKind] = []
-        # The peak of the schedule that sets the learning rate; None without one that has a peak.
-        self.scheduled_peak: float | None = None
+        self._scheduled_peak: float | None = None
+        self._learning_rate_was_passed = bool(values) or "learning_rate" in options
         self._standalone_executor: UpdateExecutor | None = None
 
     # What a subclass writes
@@ -148,7 +148,66 @@ class GroupedOptimizer(keras.optimizers.Optimizer, abc.ABC):
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:
+        self.check_learning_rate(float(value))
         self.hyperparameters.assign({"learning_rate": float(value)})
+
+    @property
+    def argument_of_peak(self) -> str | None:
+        """Name of the argument that is relative to the peak of the learning rate, or None."""
+        return "decoupled_decay" if self.decoupled_decay else None
+
+    @property
+    def peak_learning_rate(self) -> float:
+        """The peak of the schedule, or the learning rate of the constructor without such a peak."""
+        return self._scheduled_peak or float(self.options.learning_rate)
+
+    def set_scheduled_peak(self, peak: float | None) -> None:
+        """Sets the peak of the schedule that sets the learning rate.
+
+        Args:
+          peak: None for a schedule that does not have this attribute, such as a function.
+
+        Raises:
+          UserError: if the peak is needed, and neither the schedule nor the constructor has it.
+        """
+        self._scheduled_peak = peak
+        if peak is None and self.argument_of_peak and not self._learning_rate_was_passed:
+            raise UserError(
+                f"{self._problem_of_peak()}, but this schedule has no attribute peak."
+                f" {self._remedy_of_peak()}"
+            )
+
+    def check_learning_rate(self, value: float) -> None:
+        """Checks a learning rate that a callback, a function or a loop of the user sets.
+
+        Raises:
+          UserError: if the value shows that the learning rate of the constructor is not the peak,
+            and the peak is needed. It is not if the value is larger, or if the constructor has its
+            default and another value is set before the first update.
+        """
+        if not self.argument_of_peak or self._scheduled_peak is not None:
+            return
+        peak = np.float32(self.options.learning_rate)
+        replaces_default = (
+            not self._learning_rate_was_passed
+            and np.float32(value) != peak
+            and int(self.iterations.numpy()) == 0
+        )
+        if replaces_default or np.float32(value) > peak:
+            raise UserError(
+                f"The learning rate is set to {value:g}. {self._problem_of_peak()}, for which"
+                f" {self.name} takes learning_rate={peak:g} of its constructor."
+                f" {self._remedy_of_peak()}"
+            )
+
+    def _problem_of_peak(self) -> str:
+        return f"{self.argument_of_peak} is relative to the peak of the learning rate"
+
+    def _remedy_of_peak(self) -> str:
+        return (
+            "Pass the largest learning rate of the training as"
+            f" hybrid_imagenet.optimizers.{type(self).__name__}(learning_rate=...)."
+        )
 
     def get_config(self) -> dict[str, Any]:
         return dataclasses.asdict(self.options) | {
@@ -272,7 +331,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer, abc.ABC):
         Decay follows the learning rate and not the momentum: SGDW (Loshchilov and Hutter, arXiv
         1711.05101, algorithm 1). `decoupled_decay` belongs to the peak of the learning rate.
         """
-        peak = self.scheduled_peak or self.options.learning_rate
+        peak = self.peak_learning_rate
         if not peak:
             return tf.constant(0.0)
         return self.decay_is_on(hyperparameters) * hyperparameters["learning_rate"] / peak

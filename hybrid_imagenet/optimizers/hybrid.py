@@ -147,7 +147,8 @@ class Hybrid(LayerScaledOptimizer):
       lars_variant: "you", "larc" or "none", see `hi.optimizers.LARS` (default: "you").
       decay_in_warmup: whether weights decay in phase 0 too (default: False).
       decoupled_decay: whether each update subtracts weight_decay * learning rate / its peak times
-        the weights, instead of adding decay to the gradient (default: False).
+        the weights, instead of adding decay to the gradient. The peak is that of a schedule of
+        `hi.schedules`, or else `learning_rate` (default: False).
 
     Raises:
       ValueError: if a value is outside its bounds, or the learning rate is not a number.

@@ -35,7 +35,8 @@ class SGD(GroupedOptimizer):
       name: name of the optimizer (default: "", its name in `NAMES`).
       nesterov: whether to use Nesterov's momentum (default: False).
       decoupled_decay: whether each update subtracts weight_decay * learning rate / its peak times
-        the weights, instead of adding decay to the gradient (default: False).
+        the weights, instead of adding decay to the gradient. The peak is that of a schedule of
+        `hi.schedules`, or else `learning_rate` (default: False).
 
     Raises:
       ValueError: if a value is outside its bounds, or the learning rate is not a number.

@@ -198,6 +198,63 @@ def test_decoupled_decay_is_relative_to_the_peak_of_the_schedule():
     assert factors == [0.5, 0.5]
 
 
+def sgd_with_decoupled_decay(*values, **options):
+    return hi.optimizers.SGD(*values, weight_decay=0.01, decoupled_decay=True, **options)
+
+
+@pytest.mark.parametrize(
+    "inner", [sgd_with_decoupled_decay, hi.optimizers.AdaBound], ids=["decoupled_decay", "final_lr"]
+)
+def test_schedule_without_a_peak_needs_the_learning_rate_of_the_constructor(inner):
+    def schedule(start, end, batch):
+        return {"learning_rate": 0.5}
+
+    with pytest.raises(UserError, match=r"relative to the peak.*learning_rate=\.\.\."):
+        hi.DistributedOptimizer(inner(), schedule=schedule)
+    model = compiled(hi.DistributedOptimizer(inner(0.25), schedule=schedule))
+    with pytest.raises(
+        UserError, match=r"set to 0\.5\. .* relative to the peak.*learning_rate=0\.25"
+    ):
+        saving.fit(model, 1)
+    model = compiled(hi.DistributedOptimizer(inner(0.5), schedule=schedule))
+    saving.fit(model, 1)
+    assert model.optimizer.inner.peak_learning_rate == 0.5
+
+
+@pytest.mark.parametrize("is_distributed", [False, True])
+@pytest.mark.parametrize("rate", [0.01, 1.0])
+def test_learning_rate_scheduler_needs_the_peak_in_the_constructor(rate, is_distributed):
+    def fit(inner):
+        optimizer = hi.DistributedOptimizer(inner) if is_distributed else inner
+        model = compiled(optimizer)
+        saving.fit(model, 1, more=[keras.callbacks.LearningRateScheduler(lambda epoch: rate)])
+
+    with pytest.raises(UserError, match=rf"set to {rate:g}\. decoupled_decay is relative"):
+        fit(sgd_with_decoupled_decay())
+    fit(sgd_with_decoupled_decay(rate))
+    fit(hi.optimizers.SGD())
+
+
+def test_learning_rate_below_the_default_after_the_first_update_is_not_rejected():
+    model = compiled(hi.DistributedOptimizer(sgd_with_decoupled_decay()))
+    saving.fit(model, 1)
+    model.optimizer.learning_rate = 0.01
+    with pytest.raises(UserError, match=r"learning_rate=0\.1 of its constructor"):
+        model.optimizer.learning_rate = 0.2
+
+
+def test_adabound_of_a_schedule_closes_its_bounds_on_final_lr_at_the_peak():
+    inner = hi.optimizers.AdaBound(final_lr=0.3, gamma=1e6)
+    schedule = hi.schedules.constant(0.02, epochs=1)
+    optimizer = hi.DistributedOptimizer(inner, schedule=schedule, loss_scale=1)
+    weight = keras.Variable([[1.0]])
+    optimizer.build([weight])
+    inner.hyperparameters.assign({"learning_rate": 0.01})
+    optimizer.apply([tf.constant([[0.5]])])
+    # The first moment is 0.1 g, and at half of the peak both bounds are half of final_lr.
+    assert float(weight.numpy()[0, 0]) == pytest.approx(1.0 - 0.15 * 0.1 * 0.5, rel=1e-5)
+
+
 def test_learning_rate_can_be_assigned_like_a_variable_of_keras():
     for inner in (hi.optimizers.SGD(0.5), keras.optimizers.SGD(0.5)):
         optimizer = hi.DistributedOptimizer(inner)
