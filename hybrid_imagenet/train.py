@@ -58,7 +58,7 @@ def build_components(config: RunConfig, communicator: Communicator) -> RunCompon
     if config.run.deterministic:
         tf.config.experimental.enable_op_determinism()
     with communicator.raise_on_all_ranks():
-        precision = hardware.choose_precision(config.network.precision, config.network.model)
+        precision = _choose_precision(config, communicator)
         train, validation = build.sources(config)
     same_data.check_ranks(communicator, build.sources_by_name(config, train, validation))
     with communicator.raise_on_all_ranks():
@@ -67,3 +67,13 @@ def build_components(config: RunConfig, communicator: Communicator) -> RunCompon
         recording = Recording(config, communicator.rank, communicator.size)
     STARTUP_PROGRESS.begin("building the model")
     return RunComponents(config, communicator, recording, precision, train, validation)
+
+
+def _choose_precision(config: RunConfig, communicator: Communicator) -> str:
+    """Returns the precision of --precision, the same on all ranks; every rank calls it.
+
+    If ranks on different hardware would choose different types, it is float32.
+    """
+    precision = hardware.choose_precision(config.network.precision, config.network.model)
+    choices = communicator.allgather_object(precision)
+    return precision if len(set(choices)) == 1 else "float32"

@@ -13,11 +13,17 @@ import re
 from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 
+# Compute capability of the first GPUs with tensor cores. A P40 (6.1) computes in FP16 with 1/64 of
+# its speed in FP32.
+_VOLTA = (7, 0)
 # Compute capability of the Turing generation.
 _TURING = (7, 5)
 # The first release of cuDNN without kernels for GPUs older than Turing.
 _CUDNN_WITHOUT_PRE_TURING = (9, 11)
 _DRIVER = "libcuda.so.1"
+# Numbers of CUDA for cuDeviceGetAttribute.
+_CAPABILITY_MAJOR = 75
+_CAPABILITY_MINOR = 76
 _XLA_CACHE_FLAG = "--tf_xla_persistent_cache_directory"
 # For a GPU newer than all kernels, the driver compiles kernels from PTX code. From Blackwell
 # (compute capability 10) on, XLA fails on the result.
@@ -172,6 +178,38 @@ def count() -> int:
     except (OSError, AttributeError):
         return 0
     return device_count.value
+
+
+def compute_capability() -> tuple[int, int] | None:
+    """Returns the lowest compute capability of the GPUs that CUDA shows this process.
+
+    It is None without a GPU, or if the driver does not report it. TensorFlow need not be imported.
+    """
+    capabilities = []
+    for ordinal in range(count()):
+        driver = ctypes.CDLL(_DRIVER)
+        device = ctypes.c_int()
+        major = ctypes.c_int()
+        minor = ctypes.c_int()
+        has_failed = (
+            driver.cuDeviceGet(ctypes.byref(device), ordinal)
+            or driver.cuDeviceGetAttribute(ctypes.byref(major), _CAPABILITY_MAJOR, device)
+            or driver.cuDeviceGetAttribute(ctypes.byref(minor), _CAPABILITY_MINOR, device)
+        )
+        if has_failed:
+            return None
+        capabilities.append((major.value, minor.value))
+    return min(capabilities, default=None)
+
+
+def fast_precision(capability: tuple[int, int] | None) -> str:
+    """Returns the precision of --precision=auto on a GPU.
+
+    Args:
+      capability: compute capability of the GPU; None if it is unknown.
+    """
+    has_tensor_cores = capability is not None and capability >= _VOLTA
+    return "mixed_float16" if has_tensor_cores else "float32"
 
 
 def pci_addresses(environ: Mapping[str, str], root: Path = Path("/")) -> list[str]:

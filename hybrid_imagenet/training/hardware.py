@@ -9,6 +9,7 @@ import subprocess
 
 import tensorflow as tf
 
+from hybrid_imagenet.comm import gpus
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.xla import has_gpu
 
@@ -26,8 +27,8 @@ def cpu_features() -> set[str]:
 def choose_precision(requested: str, model: str) -> str:
     """Returns the precision of --precision on this machine.
 
-    `auto` is mixed_float16 on a GPU, mixed_bfloat16 on a processor with BF16 instructions, and
-    float32 otherwise.
+    `auto` is mixed_float16 on a GPU with tensor cores, mixed_bfloat16 on a processor with BF16
+    instructions, and float32 otherwise.
 
     Args:
       requested: the value of --precision.
@@ -39,7 +40,7 @@ def choose_precision(requested: str, model: str) -> str:
     """
     if requested == "auto":
         if has_gpu():
-            return "mixed_float16"
+            return gpus.fast_precision(gpus.compute_capability())
         return "mixed_bfloat16" if _BF16_INSTRUCTIONS & cpu_features() else "float32"
     if requested == "mixed_float16" and not has_gpu() and model not in _MODELS_FOR_FP16_ON_CPU:
         raise UserError(
@@ -54,10 +55,10 @@ def describe() -> dict[str, str]:
     # Only this function needs Keras, which takes long to load.
     import keras
 
-    gpus = tf.config.list_physical_devices("GPU")
+    devices = tf.config.list_physical_devices("GPU")
     gpu = "none"
-    if gpus:
-        details = tf.config.experimental.get_device_details(gpus[0])
+    if devices:
+        details = tf.config.experimental.get_device_details(devices[0])
         gpu = details.get("device_name", "unknown")
     return {
         "host": platform.node(),

@@ -225,3 +225,47 @@ def test_rdma_problem_of_adapters_without_libraries_or_devices(tmp_path, monkeyp
     assert gpus.rdma_problem(tmp_path) is None
     monkeypatch.setattr(gpus.ctypes, "CDLL", mock.Mock(side_effect=[None, OSError]))
     assert "libnccl-net.so. Install aws-ofi-nccl" in gpus.rdma_problem(tmp_path)
+
+
+class FakeDriver:
+    """A CUDA driver with GPUs of these compute capabilities; it fails for `failing`."""
+
+    def __init__(self, capabilities, failing=""):
+        self.capabilities = capabilities
+        self.failing = failing
+
+    def cuInit(self, flags):  # noqa: N802 - a name of CUDA
+        return int(self.failing == "cuInit")
+
+    def cuDeviceGetCount(self, count):  # noqa: N802
+        count._obj.value = len(self.capabilities)
+        return 0
+
+    def cuDeviceGet(self, device, ordinal):  # noqa: N802
+        device._obj.value = ordinal
+        return 0
+
+    def cuDeviceGetAttribute(self, value, attribute, device):  # noqa: N802
+        # CUDA's header has 75 for the major and 76 for the minor number.
+        value._obj.value = self.capabilities[device.value][attribute - 75]
+        return int(self.failing == "cuDeviceGetAttribute")
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "failing", "lowest"),
+    [
+        ([(9, 0)], "", (9, 0)),
+        ([(9, 0), (6, 1), (8, 9)], "", (6, 1)),
+        ([], "", None),
+        ([(9, 0)], "cuInit", None),
+        ([(9, 0)], "cuDeviceGetAttribute", None),
+    ],
+)
+def test_compute_capability_is_the_lowest_of_all_gpus(capabilities, failing, lowest, monkeypatch):
+    monkeypatch.setattr(gpus.ctypes, "CDLL", lambda name: FakeDriver(capabilities, failing))
+    assert gpus.compute_capability() == lowest
+
+
+def test_compute_capability_without_a_driver_is_unknown(monkeypatch):
+    monkeypatch.setattr(gpus.ctypes, "CDLL", mock.Mock(side_effect=OSError))
+    assert gpus.compute_capability() is None

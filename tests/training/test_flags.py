@@ -1,8 +1,11 @@
 """Flags that no recipe sets reach the component that they configure."""
 
+from unittest import mock
+
 import pytest
 
-from hybrid_imagenet import config
+from hybrid_imagenet import config, train
+from hybrid_imagenet.comm import gpus
 from hybrid_imagenet.config import derived
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.schedules import run_length
@@ -25,6 +28,45 @@ def test_choose_precision_of_a_large_fp16_network_on_a_cpu_is_rejected():
         UserError, match="--precision=mixed_float16 with --model=resnet50 needs a GPU"
     ):
         hardware.choose_precision("mixed_float16", "resnet50")
+
+
+@pytest.mark.parametrize(
+    ("capability", "precision"),
+    [
+        ((6, 0), "float32"),
+        ((6, 1), "float32"),
+        ((7, 0), "mixed_float16"),
+        ((7, 5), "mixed_float16"),
+        ((8, 0), "mixed_float16"),
+        ((9, 0), "mixed_float16"),
+        (None, "float32"),
+    ],
+)
+def test_choose_precision_auto_on_a_gpu_is_fp16_from_tensor_cores_on(
+    capability, precision, monkeypatch
+):
+    monkeypatch.setattr(hardware, "has_gpu", lambda: True)
+    monkeypatch.setattr(gpus, "compute_capability", lambda: capability)
+    assert hardware.choose_precision("auto", "resnet50") == precision
+    assert hardware.choose_precision("mixed_float16", "resnet50") == "mixed_float16"
+
+
+@pytest.mark.parametrize(
+    ("features", "precision"),
+    [({"avx2"}, "float32"), ({"avx2", "avx512_bf16"}, "mixed_bfloat16")],
+)
+def test_choose_precision_auto_on_a_cpu_follows_its_instructions(features, precision, monkeypatch):
+    monkeypatch.setattr(hardware, "cpu_features", lambda: features)
+    assert hardware.choose_precision("auto", "resnet50") == precision
+
+
+@pytest.mark.parametrize(
+    ("others", "expected"), [(["mixed_float16"], "mixed_float16"), (["float32"], "float32")]
+)
+def test_precision_of_ranks_on_different_hardware_is_float32(others, expected, monkeypatch):
+    monkeypatch.setattr(hardware, "choose_precision", lambda requested, model: "mixed_float16")
+    communicator = mock.Mock(allgather_object=lambda own: [own, *others])
+    assert train._choose_precision(config.resolve([]), communicator) == expected
 
 
 def test_evaluation_offset_of_mlperf_lars_validates_epochs_7_and_11():
