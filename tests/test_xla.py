@@ -12,9 +12,12 @@ from hybrid_imagenet import xla
 def gpu(monkeypatch):
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind=None: [f"{kind}:0"])
     monkeypatch.delenv("HYBRID_IMAGENET_XLA", raising=False)
-    xla._runs_on_gpu.cache_clear()
+    probes = (xla._compiles_functions_on_gpu, xla._compiles_convolutions_on_gpu)
+    for probe in probes:
+        probe.cache_clear()
     yield monkeypatch
-    xla._runs_on_gpu.cache_clear()
+    for probe in probes:
+        probe.cache_clear()
 
 
 def double(x):
@@ -67,3 +70,54 @@ def test_supported_on_a_gpu_without_xla_tries_once_and_warns(gpu, caplog):
         and "no kernel image" in record.message
         and "sm_61" not in record.message
     )
+
+
+def failing_for(operation, error):
+    """Returns a tf.function that raises an error if it is to compile an operation."""
+
+    def function(python_function, **settings):
+        def call(*arguments):
+            graph = tf.Graph()
+            with graph.as_default():
+                specs = [tf.compat.v1.placeholder(a.dtype, a.shape) for a in arguments]
+                python_function(*specs)
+            if any(each.type == operation for each in graph.get_operations()):
+                raise error
+            return tf.constant(1.0)
+
+        return call
+
+    return function
+
+
+@pytest.mark.parametrize("operation", ["Exp", "Pow", "Rsqrt"])
+def test_supported_on_a_gpu_without_libdevice_is_false(operation, gpu):
+    error = tf.errors.InternalError(None, None, "libdevice not found at ./libdevice.10.bc")
+    gpu.setattr(xla.tf, "function", failing_for(operation, error))
+    assert not xla.supported()
+    assert not xla.supports_step()
+
+
+@pytest.mark.parametrize("operation", ["Conv2D", "Conv2DBackpropFilter", "MatMul"])
+def test_supports_step_without_kernels_for_convolutions_is_false(operation, gpu, caplog):
+    error = tf.errors.UnimplementedError(None, None, "Autotuning failed\nfor HLO: custom-call")
+    gpu.setattr(xla.tf, "function", failing_for(operation, error))
+    assert xla.supported()
+    with caplog.at_level(logging.WARNING):
+        assert not xla.supports_step()
+        assert not xla.supports_step()
+    (record,) = caplog.records
+    assert "XLA does not compile convolutions for this GPU" in record.message
+    assert "(Autotuning failed)" in record.message
+
+
+def test_supports_step_with_a_program_that_returns_another_value_is_false(gpu, caplog):
+    gpu.setattr(xla.tf, "function", lambda function, **settings: lambda *values: tf.constant(2.0))
+    with caplog.at_level(logging.WARNING):
+        assert not xla.supports_step()
+    assert "a test program returned 2 instead of 1" in caplog.records[0].message
+
+
+def test_supports_step_where_xla_works_is_true(gpu):
+    # XLA compiles the programs for this machine's processor.
+    assert xla.supports_step()

@@ -183,10 +183,13 @@ def train_step(
 def _compiles_step(config: RunConfig) -> bool:
     """Returns whether XLA compiles forward and backward pass.
 
-    Unless --jit_compile was set, XLA is not used on a machine where it does not work.
+    Unless --jit_compile was set, XLA is not used without a GPU, or where it does not work.
     """
-    is_default = config.origins.get("jit_compile") is Origin.HARDWARE
-    return config.network.jit_compile and (xla.supported() or not is_default)
+    # A run that is resumed keeps its default.
+    is_default = config.origins.get("jit_compile") in (Origin.HARDWARE, Origin.RUN)
+    if config.network.jit_compile and is_default:
+        return xla.has_gpu() and xla.supports_step()
+    return config.network.jit_compile
 
 
 def class_weights(

@@ -15,6 +15,7 @@ from hybrid_imagenet.callbacks.divergence_guard import DivergedError
 from hybrid_imagenet.callbacks.save_checkpoints import SaveCheckpoints
 from hybrid_imagenet.callbacks.training_callback import CallbackSequence, StepSpan
 from hybrid_imagenet.checkpoints import run_state
+from hybrid_imagenet.comm import lost_rank, out_of_memory
 from hybrid_imagenet.config import derived
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.optimizers import restored_loss_scale
@@ -223,14 +224,39 @@ class Trainer:
         step = self.step
         with tf.profiler.experimental.Trace("train", step_num=self.state.step + 1, _r=1):
             if num_micro_batches == 1:
-                step.update_from_one_batch(self._next(batches), requests)
+                self._execute(step.update_from_one_batch, self._next(batches), requests)
                 return
             step.prepare_accumulation()
             for _ in range(num_micro_batches - 1):
-                step.accumulate(self._next(batches))
-            step.update_from_last_micro_batch(
-                self._next(batches), requests, tf.constant(float(num_micro_batches))
+                self._execute(step.accumulate, self._next(batches))
+            self._execute(
+                step.update_from_last_micro_batch,
+                self._next(batches),
+                requests,
+                tf.constant(float(num_micro_batches)),
             )
+
+    def _execute(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Calls a function of the step.
+
+        Raises:
+          UserError: if XLA compiles the step, and the first step fails.
+        """
+        try:
+            function(*arguments)
+        except tf.errors.OpError as error:
+            is_first = self.components.config.network.jit_compile and not self._is_compiled
+            has_other_cause = out_of_memory.is_out_of_memory(error) or (
+                lost_rank.is_lost_rank_error(error)
+            )
+            if not is_first or has_other_cause:
+                raise
+            # The first line has the cause, and the others the places in the graph.
+            reason = str(error.message).splitlines()[0]
+            raise UserError(
+                f"The first step, which XLA compiles, has failed: {reason}. Add --nojit_compile to"
+                " train without XLA."
+            ) from error
 
     def _next(self, batches: Iterator[Batch]) -> Batch:
         began = time.perf_counter()

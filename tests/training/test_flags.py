@@ -4,9 +4,9 @@ from unittest import mock
 
 import pytest
 
-from hybrid_imagenet import config, train
+from hybrid_imagenet import config, train, xla
 from hybrid_imagenet.comm import gpus
-from hybrid_imagenet.config import derived
+from hybrid_imagenet.config import Origin, derived
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.schedules import run_length
 from hybrid_imagenet.training import hardware, rank_requests
@@ -67,6 +67,18 @@ def test_precision_of_ranks_on_different_hardware_is_float32(others, expected, m
     monkeypatch.setattr(hardware, "choose_precision", lambda requested, model: "mixed_float16")
     communicator = mock.Mock(allgather_object=lambda own: [own, *others])
     assert train._choose_precision(config.resolve([]), communicator) == expected
+
+
+@pytest.mark.parametrize("origin", [Origin.HARDWARE, Origin.RUN])
+def test_step_is_compiled_by_default_only_on_a_gpu_whose_xla_works(origin, monkeypatch):
+    default = config.resolve([]).replace(origin, jit_compile=True)
+    asked = config.resolve(["--jit_compile"])
+    compiled = []
+    for has_gpu, works in [(True, True), (True, False), (False, True)]:
+        monkeypatch.setattr(xla, "has_gpu", lambda has_gpu=has_gpu: has_gpu)
+        monkeypatch.setattr(xla, "supports_step", lambda works=works: works)
+        compiled.append((build._compiles_step(default), build._compiles_step(asked)))
+    assert compiled == [(True, True), (False, True), (False, True)]
 
 
 def test_evaluation_offset_of_mlperf_lars_validates_epochs_7_and_11():

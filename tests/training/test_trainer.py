@@ -5,6 +5,7 @@ import math
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from hybrid_imagenet import config, files, startup, train
 from hybrid_imagenet.callbacks.divergence_guard import DivergedError
@@ -82,6 +83,20 @@ def run(tmp_path, *flags, change=lambda trainer: None):
     with in_process.alone():
         stop = train.run(config.resolve(arguments), SingleProcess(), callbacks)
     return logs[0], stop
+
+
+def failing_step(trainer):
+    def fails(*arguments):
+        raise tf.errors.InternalError(None, None, "libdevice not found\nnode: StatefulPartitioned")
+
+    trainer.step.update_from_one_batch = fails
+
+
+def test_train_names_the_remedy_if_the_first_step_that_xla_compiles_fails(tmp_path):
+    with pytest.raises(UserError, match=r"XLA compiles, .* libdevice not found\. Add --nojit_comp"):
+        run(tmp_path / "xla", "--jit_compile", change=failing_step)
+    with pytest.raises(tf.errors.InternalError):
+        run(tmp_path / "plain", change=failing_step)
 
 
 def test_train_calls_every_event_in_order_with_a_validation_inside_an_epoch(tmp_path):
