@@ -38,7 +38,7 @@ if __name__ == "__main__":
 from hybrid_imagenet import config as configuration
 from hybrid_imagenet import print_config, recipes
 from hybrid_imagenet.comm.environment import placement
-from hybrid_imagenet.config import derived
+from hybrid_imagenet.config import defaults, derived
 from hybrid_imagenet.config import help as flag_help
 from hybrid_imagenet.options import normalize_flag
 from hybrid_imagenet.resilience.exit_code import notify_exit
@@ -122,7 +122,8 @@ def _print_config(config: configuration.RunConfig) -> int:
     """Prints the configuration and returns the exit code."""
     describe = print_config.describe if config.run.print_config_all else print_config.summarize
     try:
-        print(describe(config, preflight.training_images(config.data)))
+        images = preflight.training_images(config.data)
+        print(describe(defaults.decide_xla(config, images), images))
     except UserError as error:
         _print_error(error)
         return error.exit_code

@@ -64,6 +64,7 @@ def build_components(config: RunConfig, communicator: Communicator) -> RunCompon
     with communicator.raise_on_all_ranks():
         build.check_shuffle_window(config.data, train)
         flag_checks.check_data(config, train.num_examples)
+        config = defaults.decide_xla(config, train.num_examples, precision)
         recording = Recording(config, communicator.rank, communicator.size)
     STARTUP_PROGRESS.begin("building the model")
     return RunComponents(config, communicator, recording, precision, train, validation)

@@ -499,9 +499,14 @@ def training_step(
     import numpy as np
     import tensorflow as tf
 
-    from hybrid_imagenet.data import augmentations
+    from hybrid_imagenet.config import defaults
+    from hybrid_imagenet.data import augmentations, datasets
     from hybrid_imagenet.training import build
 
+    # The step is that of a training on ImageNet.
+    images = datasets.source_type("imagenet2012").train_images
+    assert images is not None
+    config = defaults.decide_xla(config, images, precision)
     model = build.model(config, precision, classes, communicator)
     optimizer = build.optimizer(config, model, reducer)
     train = build.train_step(config, precision, model, optimizer, reducer)

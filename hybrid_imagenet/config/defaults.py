@@ -14,7 +14,8 @@ from hybrid_imagenet import files
 from hybrid_imagenet.comm import gpus
 from hybrid_imagenet.comm.settings import CommunicationFlags
 from hybrid_imagenet.config import derived
-from hybrid_imagenet.config.flags import GPU_BATCH, OptimizationFlags, RunFlags
+from hybrid_imagenet.config.flags import GPU_BATCH, NetworkFlags, OptimizationFlags, RunFlags
+from hybrid_imagenet.config.resumed_run import DECIDED_ONCE
 from hybrid_imagenet.data import datasets
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.models.depths import DEPTHS
@@ -26,6 +27,14 @@ from hybrid_imagenet.schedules.relative_step import relative_step
 if TYPE_CHECKING:
     from hybrid_imagenet.config import RunConfig
 
+# Compute capability of the Ampere generation.
+_AMPERE = (8, 0)
+# The fastest speed of ResNet-50 without XLA that was measured with this program (H200, FP16). On
+# slower GPUs a run takes longer than it says, and gains more.
+_TIMED_IMAGES_PER_SECOND = 6956
+_TIMED_IMAGE_SIZE = 224
+# A run of 530 s is as fast with XLA as without.
+_MIN_SECONDS_TO_COMPILE = 600
 # Values with these origins follow from the batch.
 _DERIVED_AGAIN = (Origin.DEFAULT, Origin.BATCH)
 
@@ -72,40 +81,100 @@ def default_batch(config: RunConfig) -> int:
 def on_hardware(config: RunConfig, kept: Collection[str] = ()) -> RunConfig:
     """Returns the configuration with the defaults for GPUs, if the run is for GPUs.
 
+    A resumed run that XLA compiles by default goes on without XLA if it cannot compile the step
+    with the ranks and flags of this start.
+
     Args:
       config: of the run.
       kept: flags that keep their value, because a run that is resumed has it.
     """
-    defaults: dict[str, Any] = {"per_gpu_batch": GPU_BATCH}
-    if xla_compiles_by_default(config):
-        defaults["jit_compile"] = True
-    unset = {
-        name: value
-        for name, value in defaults.items()
-        if config.origins[name] is Origin.DEFAULT and name not in kept
-    }
-    if not unset or not is_for_gpus(config):
+    is_kept_default = config.network.jit_compile and config.origins["jit_compile"] is Origin.RUN
+    if is_kept_default and not _xla_can_compile_step(config):
+        config = config.replace(Origin.HARDWARE, jit_compile=False)
+    is_unset = config.origins["per_gpu_batch"] is Origin.DEFAULT and "per_gpu_batch" not in kept
+    if not is_unset or not is_for_gpus(config):
         return config
-    return config.replace(Origin.HARDWARE, **unset)
+    return config.replace(Origin.HARDWARE, per_gpu_batch=GPU_BATCH)
 
 
-def xla_compiles_by_default(config: RunConfig) -> bool:
-    """Returns whether XLA compiles forward and backward pass on a GPU if --jit_compile is not set.
+def decide_xla(config: RunConfig, images: int, precision: str | None = None) -> RunConfig:
+    """Decides on a GPU what XLA compiles, where no flag sets it.
 
-    On one H200 a step of ResNet-50 was 4 % faster so, but its first step took 38 instead of 12 s.
-    So it is off
+    Both decisions are stored with the run. A run that is resumed keeps them on any hardware, but
+    see `on_hardware`.
 
+    Args:
+      config: complete.
+      images: number of training images.
+      precision: name of a Keras dtype policy in which the network computes; by default the one that
+        --precision has on this GPU.
+    """
+    undecided = [name for name in DECIDED_ONCE if config.origins[name] is Origin.DEFAULT]
+    if not undecided or not gpus.in_use():
+        return config
+    capability = gpus.compute_capability()
+    if precision is None:
+        precision = config.network.precision
+    if precision == "auto":
+        precision = gpus.fast_precision(capability)
+    decisions = {
+        "jit_compile": _xla_compiles_step(config, images, precision, capability),
+        "xla_programs": _xla_programs(config, precision),
+    }
+    return config.replace(Origin.HARDWARE, **{name: decisions[name] for name in undecided})
+
+
+def _xla_compiles_step(
+    config: RunConfig, images: int, precision: str, capability: tuple[int, int] | None
+) -> bool:
+    """Returns whether XLA compiles forward and backward pass.
+
+    On one H200 a step of ResNet-50 in FP16 was 4 % faster so, but its first step took 38 instead of
+    12 s. So XLA is not the default
+
+    * in other types and on GPUs before Ampere (compute capability 8.0), where it was not timed;
+    * for runs of less than about ten minutes, which would take longer;
     * with several ranks, because gradients are then not reduced during the backward pass, and XLA
       cannot sum statistics over ranks;
+    * with virtual GPUs, with which it was not timed;
     * with --deterministic, because XLA chooses kernels by their time at each start;
     * with schedules of batch or image size, each of whose stages would be compiled;
     * for other networks than ResNets, which were not measured and may not compile.
     """
-    if config.ranks > 1 or config.run.deterministic or config.optimization.random_batch:
+    was_timed = (
+        precision == "mixed_float16"
+        and capability is not None
+        and capability >= _AMPERE
+        and config.network.model in DEPTHS
+    )
+    if not was_timed or not _xla_can_compile_step(config):
         return False
-    if config.optimization.batch_schedule or config.network.image_size_schedule:
-        return False
-    return config.network.model in DEPTHS
+    work = images * config.run.epochs * (config.network.image_size / _TIMED_IMAGE_SIZE) ** 2
+    return bool(work / _TIMED_IMAGES_PER_SECOND > _MIN_SECONDS_TO_COMPILE)
+
+
+def _xla_can_compile_step(config: RunConfig) -> bool:
+    """Returns whether ranks and flags permit that XLA compiles the step by default."""
+    optimization = config.optimization
+    has_schedule = optimization.batch_schedule or config.network.image_size_schedule
+    return not (
+        config.ranks > 1
+        or optimization.virtual_gpus > 1
+        or optimization.random_batch
+        or config.run.deterministic
+        or has_schedule
+    )
+
+
+def _xla_programs(config: RunConfig, precision: str) -> tuple[str, ...]:
+    """Returns the parts of a ResNet that XLA compiles as one program each.
+
+    They were timed in FP16 only. In FP32 TensorFlow may transpose activations around them, and
+    nobody has checked that they compute the same bits at each start.
+    """
+    if precision == "mixed_float16" and not config.run.deterministic:
+        return NetworkFlags.xla_programs
+    return ()
 
 
 def shared(config: RunConfig, broadcast: Callable[[Any], Any]) -> RunConfig:

@@ -417,8 +417,8 @@ class NetworkFlags:
     )
     precision: str = option(
         "auto",
-        "Compute type; auto is mixed_float16 on a GPU, mixed_bfloat16 on a CPU with BF16"
-        " instructions, else float32.",
+        "Compute type; auto is mixed_float16 on a GPU with tensor cores (V100 and newer),"
+        " mixed_bfloat16 on a CPU with BF16 instructions, else float32.",
         choices=("auto", "float32", "mixed_float16", "mixed_bfloat16"),
         basic=True,
     )
@@ -436,8 +436,9 @@ class NetworkFlags:
     jit_compile: bool = option(
         False,
         "Compile the forward and the backward pass with XLA. With several GPUs, gradients are then"
-        " reduced after the backward pass instead of during it. On by default on one GPU for a"
-        " ResNet, without --deterministic and schedules of batch or image size.",
+        " reduced after the backward pass instead of during it. On by default for a ResNet in"
+        " mixed_float16 on one GPU (A100 and newer), in a run of more than ten minutes without"
+        " --virtual_gpus, --deterministic and schedules of batch or image size.",
     )
     jit_update: bool = option(
         False,
@@ -446,7 +447,8 @@ class NetworkFlags:
     xla_programs: tuple[str, ...] = option(
         ("stem",),
         "Parts of a ResNet that XLA compiles as one program each on a GPU; an empty value compiles"
-        " none. stem: its normalization, ReLU and max pooling. norm: every other normalization"
+        " none. stem: its normalization, ReLU and max pooling, by default only in mixed_float16"
+        " without --deterministic. norm: every other normalization"
         " with ReLU and shortcut, meant for mixed_bfloat16. shortcut: the sum of a block's"
         " gradients, inside its first 1x1 convolution. The last two have not been timed.",
         choices=PROGRAMS,

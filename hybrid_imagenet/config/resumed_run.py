@@ -6,8 +6,8 @@ The rule of --resume:
 2. Every other flag keeps the value that the run has, whether somebody set it or it was a default.
    A default or a recipe that has changed since therefore does not act on the run.
 3. Values that follow from the batch, the data, the hardware or the number of ranks are derived
-   again. Four settings are kept nevertheless, because they define the run: its number of epochs,
-   its row of MLPerf's table, the images per GPU, and the order of its images.
+   again. Five settings are kept nevertheless, because they define the run: its number of epochs,
+   its row of MLPerf's table, the images per GPU, the order of its images, and what XLA compiles.
 
 Two consequences: A recipe other than the run's counts as its flags on the command line, and the
 values of the run's recipe are then dropped. The options of an optimizer, schedule or all-reduce
@@ -49,8 +49,11 @@ MLPERF_ROW = ("lr_scaling", "warmup_epochs", "warmup_start_lr", "momentum", "wei
 
 The learning rate of the table is not among them, because it follows the batch.
 """
+DECIDED_ONCE = ("jit_compile", "xla_programs")
+"""Flags that are decided at the first start on a GPU."""
 _KEPT_THOUGH_DERIVED = (
     *MLPERF_ROW,
+    *DECIDED_ONCE,
     "epochs",
     "shuffle_window",
     "per_gpu_batch",
@@ -187,7 +190,8 @@ class ResumedRun:
         lines = []
         for name, value in config.values().items():
             is_kept = config.origins[name] in (Origin.RUN, Origin.RECIPE, Origin.DEFAULT)
-            is_noted = is_kept and self.origins.get(name) in not_asked and name != "shuffle_window"
+            has_no_default = name == "shuffle_window" or name in DECIDED_ONCE
+            is_noted = is_kept and self.origins.get(name) in not_asked and not has_no_default
             if is_noted and value != new_run[name]:
                 lines.append(
                     f"--{name}={format_value(value)} is kept from the run. A new run would have"

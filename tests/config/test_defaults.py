@@ -12,6 +12,7 @@ from hybrid_imagenet.comm import gpus
 from hybrid_imagenet.config import Origin, defaults, stored
 from hybrid_imagenet.training import preflight
 
+IMAGENET = 1_281_167
 # The sources of these recipes do not fix the number of images per GPU.
 FREE_BATCH = ("mlperf_lars", "gradual_warmup")
 NOTE = (
@@ -24,6 +25,12 @@ NOTE = (
 def on_gpus(monkeypatch):
     """Makes this process behave as if it trained on GPUs."""
     monkeypatch.setattr(gpus, "in_use", lambda: True)
+    monkeypatch.setattr(gpus, "compute_capability", lambda: (9, 0))
+
+
+def decided(flags, ranks=1, images=IMAGENET, precision=None):
+    """Returns the configuration of a run with what XLA compiles."""
+    return defaults.decide_xla(config.resolve(flags, ranks), images, precision)
 
 
 def write_run(folder, recipe, flags=(), origin="default", **more):
@@ -92,8 +99,10 @@ def test_resolve_does_not_count_gpus_if_no_default_depends_on_them(monkeypatch):
     ("flags", "ranks", "compiled"),
     [
         ([], 1, True),
+        (["--jit_compile"], 2, True),
         (["--nojit_compile"], 1, False),
         ([], 2, False),
+        (["--virtual_gpus=2"], 1, False),
         (["--sync_batch_norm"], 2, False),
         (["--bn_group=2"], 2, False),
         (["--deterministic"], 1, False),
@@ -105,20 +114,86 @@ def test_resolve_does_not_count_gpus_if_no_default_depends_on_them(monkeypatch):
     ],
 )
 def test_jit_compile_by_default_is_set_only_on_one_gpu(flags, ranks, compiled, on_gpus):
-    assert config.resolve(flags, ranks).network.jit_compile is compiled
+    assert decided(flags, ranks).network.jit_compile is compiled
 
 
-def test_jit_compile_by_default_without_gpus_is_not_set():
-    assert not config.resolve([]).network.jit_compile
+def test_xla_without_gpus_is_not_decided():
+    resolved = config.resolve([])
+    assert not resolved.network.jit_compile
+    assert defaults.decide_xla(resolved, IMAGENET) is resolved
 
 
-def test_resumed_run_keeps_its_step_without_xla(tmp_path, on_gpus):
+@pytest.mark.parametrize("is_deterministic", [False, True])
+@pytest.mark.parametrize("is_long", [False, True])
+@pytest.mark.parametrize("virtual_gpus", [1, 2])
+@pytest.mark.parametrize("precision", ["auto", "float32", "mixed_float16"])
+@pytest.mark.parametrize("capability", [(6, 1), (7, 0), (8, 0), (9, 0), None])
+def test_xla_is_the_default_only_where_it_was_timed(
+    capability, precision, virtual_gpus, is_long, is_deterministic, on_gpus, monkeypatch
+):
+    monkeypatch.setattr(gpus, "compute_capability", lambda: capability)
+    has_tensor_cores = capability in ((7, 0), (8, 0), (9, 0))
+    is_fp16 = precision == "mixed_float16" or (precision == "auto" and has_tensor_cores)
+    is_timed_gpu = capability in ((8, 0), (9, 0))
+    flags = [f"--precision={precision}", f"--virtual_gpus={virtual_gpus}"]
+    flags += ["--epochs=12"]
+    if is_deterministic:
+        flags += ["--deterministic"]
+    run = decided(flags, images=IMAGENET if is_long else 100_000)
+    is_default = is_fp16 and is_timed_gpu and virtual_gpus == 1 and is_long
+    assert run.network.jit_compile is (is_default and not is_deterministic)
+    assert run.network.xla_programs == (("stem",) if is_fp16 and not is_deterministic else ())
+    assert {run.origins[name] for name in ("jit_compile", "xla_programs")} == {Origin.HARDWARE}
+
+
+@pytest.mark.parametrize(
+    ("flags", "images", "is_long"),
+    [
+        # 600 s at 6,956 images/s are 4,173,600 images.
+        (["--epochs=1", "--warmup_epochs=0"], 4_173_000, False),
+        (["--epochs=1", "--warmup_epochs=0"], 4_174_000, True),
+        (["--epochs=90"], 46_000, False),
+        (["--epochs=90"], 47_000, True),
+        (["--epochs=90", "--image_size=32"], IMAGENET, False),
+    ],
+)
+def test_xla_compiles_by_default_a_run_of_more_than_ten_minutes(flags, images, is_long, on_gpus):
+    assert decided(flags, images=images).network.jit_compile is is_long
+
+
+def test_flags_for_xla_are_not_decided(on_gpus):
+    flags = ["--jit_compile", "--xla_programs=norm", "--deterministic", "--precision=float32"]
+    run = decided(flags)
+    assert run.network.jit_compile
+    assert run.network.xla_programs == ("norm",)
+    assert decided(["--xla_programs="]).network.xla_programs == ()
+
+
+@pytest.mark.parametrize(("was_long", "now_long"), [(False, True), (True, False)])
+def test_resumed_run_keeps_what_xla_compiles(was_long, now_long, tmp_path, on_gpus, monkeypatch):
+    images = {True: IMAGENET, False: 1000}
+    begun = decided(["--recipe=hybrid"], images=images[was_long])
+    origins = {name: origin.value for name, origin in begun.origins.items()}
+    content = {"flags": begun.shown(), "origins": origins}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    again = ["--recipe=hybrid", f"--run_dir={tmp_path}", "--resume"]
+    # On a P40 a new run would compile nothing.
+    monkeypatch.setattr(gpus, "compute_capability", lambda: (6, 1))
+    resumed = decided(again, images=images[now_long])
+    assert resumed.network.jit_compile is was_long
+    assert resumed.network.xla_programs == ("stem",)
+    assert resumed.kept_notes == ()
+    assert not decided([*again, "--nojit_compile"]).network.jit_compile
+    assert not decided(again, ranks=2).network.jit_compile
+    assert not decided([*again, "--random_batch=8", "--sync_batch_norm"]).network.jit_compile
+
+
+def test_run_that_began_without_a_gpu_is_decided_on_the_first_gpu(tmp_path, on_gpus):
     write_run(tmp_path, "hybrid", ["--per_gpu_batch=64"], jit_compile=False)
     content = json.loads((tmp_path / "config.json").read_text())
     content["origins"]["jit_compile"] = "default"
     (tmp_path / "config.json").write_text(json.dumps(content))
-    again = config.resolve(["--recipe=hybrid", f"--run_dir={tmp_path}", "--resume"])
-    assert not again.network.jit_compile
+    assert decided(["--recipe=hybrid", f"--run_dir={tmp_path}", "--resume"]).network.jit_compile
 
 
 def test_resumed_run_keeps_its_batch_on_other_hardware(tmp_path, on_gpus):

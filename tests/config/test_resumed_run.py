@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from hybrid_imagenet import config, recipes
-from hybrid_imagenet.comm import gpus
 from hybrid_imagenet.config import Origin, defaults, resumed_run, stored
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.training import preflight
@@ -177,13 +176,6 @@ def test_resume_of_mlperf_lars_on_fewer_ranks_keeps_a_learning_rate_that_was_set
     begin(tmp_path, *MLPERF, "--lr=3", "--momentum=.8", ranks=32)
     again = resume(tmp_path, ranks=24)
     assert (again.optimization.lr, again.optimizer_options["momentum"]) == (3.0, 0.8)
-
-
-def test_resume_on_more_ranks_derives_compilation_by_xla_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(gpus, "in_use", lambda: True)
-    begun = begin(tmp_path, "--recipe=hybrid", ranks=1)
-    assert begun.network.jit_compile and resume(tmp_path, ranks=1).network.jit_compile
-    assert not resume(tmp_path, ranks=2).network.jit_compile
 
 
 def test_resume_notes_a_default_that_has_changed_since(tmp_path, monkeypatch, capsys):

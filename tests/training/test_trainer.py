@@ -1,5 +1,6 @@
 """The training loop: the order of its events, and the state and logs at each of them."""
 
+import json
 import math
 
 import keras
@@ -9,7 +10,8 @@ import tensorflow as tf
 
 from hybrid_imagenet import config, files, startup, train
 from hybrid_imagenet.callbacks.divergence_guard import DivergedError
-from hybrid_imagenet.comm import SingleProcess
+from hybrid_imagenet.comm import SingleProcess, gpus
+from hybrid_imagenet.config import Origin
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.training import trainer as trainer_module
 from tests.support import in_process
@@ -97,6 +99,16 @@ def test_train_names_the_remedy_if_the_first_step_that_xla_compiles_fails(tmp_pa
         run(tmp_path / "xla", "--jit_compile", change=failing_step)
     with pytest.raises(tf.errors.InternalError):
         run(tmp_path / "plain", change=failing_step)
+
+
+def test_train_on_a_gpu_stores_what_xla_compiles(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpus, "in_use", lambda: True)
+    monkeypatch.setattr(gpus, "compute_capability", lambda: (8, 0))
+    run(tmp_path, "--max_steps=1")
+    content = json.loads((tmp_path / "run" / "config.json").read_text())
+    for name, value in (("jit_compile", False), ("xla_programs", [])):
+        assert content["flags"][name] == value
+        assert content["origins"][name] == Origin.HARDWARE.value
 
 
 def test_train_calls_every_event_in_order_with_a_validation_inside_an_epoch(tmp_path):
