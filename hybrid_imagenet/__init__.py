@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from hybrid_imagenet import callbacks, data, optimizers, order, schedules
+    from hybrid_imagenet.callbacks.merge_batch_norm_statistics import merge_batch_norm_statistics
     from hybrid_imagenet.comm.process import communicator, init, local_rank, rank, shutdown, size
     from hybrid_imagenet.errors import UserError
     from hybrid_imagenet.library import load_model
@@ -32,6 +33,7 @@ _MODULE_BY_NAME = {
     "broadcast_model": "library.broadcast",
     "evaluate": "library.distributed_evaluation",
     "load_model": "library",
+    "merge_batch_norm_statistics": "callbacks.merge_batch_norm_statistics",
     "synchronize_batch_norm": "library.synchronized_batch_norm",
 }
 __all__ = [
@@ -45,6 +47,7 @@ __all__ = [
     "init",
     "load_model",
     "local_rank",
+    "merge_batch_norm_statistics",
     "optimizers",
     "order",
     "rank",

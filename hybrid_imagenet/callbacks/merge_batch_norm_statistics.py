@@ -5,14 +5,40 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from hybrid_imagenet.callbacks.batch_norm_statistics import BatchNormStatistics
 from hybrid_imagenet.callbacks.training_callback import TrainingCallback
-from hybrid_imagenet.comm import Communicator
+from hybrid_imagenet.comm import Communicator, process
 from hybrid_imagenet.comm.agreement import check_agreement
 from hybrid_imagenet.library import compiled_model
 from hybrid_imagenet.models import normalization
+
+# A model of your own may begin with a normalization of raw features, whose variances need float64.
+_FIT_DTYPE = tf.float64
+
+
+def merge_batch_norm_statistics(model: keras.Model) -> None:
+    """Merges the statistics of batch normalization over ranks; every rank calls it.
+
+    In a custom training loop each rank has the moving averages of its own batches. Call this before
+    you evaluate or save the model. In `fit`, `default_callbacks()` does the same before validation
+    and at the end of each epoch. Layers with `synchronized=True` and frozen layers stay as they
+    are, because all ranks have the same statistics.
+
+    Example:
+      hi.merge_batch_norm_statistics(model)
+      print(hi.evaluate(model, *test))
+
+    Args:
+      model: the network, the same on all ranks; layers of models inside it count, too.
+
+    Reference:
+      Lu et al. §2.2.3, see `hi.callbacks.MergeBatchNormStatistics`.
+    """
+    pairs = normalization.trainable_statistics(model)
+    BatchNormStatistics(process.communicator(), pairs, dtype=_FIT_DTYPE).synchronize()
 
 
 class MergeBatchNormStatistics(TrainingCallback):
@@ -102,8 +128,7 @@ class MergeBatchNormStatistics(TrainingCallback):
                 pairs,
                 self._collect,
                 self._merge_parts,
-                # A model of `fit` may begin with a normalization of raw features.
-                dtype=tf.float32 if self.in_program else tf.float64,
+                dtype=tf.float32 if self.in_program else _FIT_DTYPE,
             )
         if variable_ids:
             self._statistics.synchronize()
