@@ -42,7 +42,8 @@ def evaluate(
       print(hi.evaluate(model, *test, batch_size=64))
 
     Args:
-      model: compiled, with the same weights on all ranks, as after `fit`.
+      model: compiled, with the same weights on all ranks, as after `fit`. After a custom loop, call
+        `hi.merge_batch_norm_statistics(model)` first.
       x: inputs, or a `tf.data.Dataset` or `PyDataset` of batches. A rank may have no example, as
         with fewer batches than ranks, unless `x` is a `PyDataset` or the model runs eagerly.
       y: targets (default: None, if `x` has them).
@@ -53,10 +54,10 @@ def evaluate(
       Loss and metrics by name, as `model.evaluate(..., return_dict=True)`.
 
     Raises:
-      UserError: on all ranks, if a rank fails, no rank has a batch, weights differ, or a value
-        cannot be computed over ranks: the state of a metric of your own class is not known to be a
-        sum (set its attribute `sums_over_ranks = True` if it is), or a `test_step` returns a value
-        that is not a metric's.
+      UserError: on all ranks, if a rank fails, no rank has a batch, weights or statistics differ,
+        or a value cannot be computed over ranks: the state of a metric of your own class is not
+        known to be a sum (set its attribute `sums_over_ranks = True` if it is), or a `test_step`
+        returns a value that is not a metric's.
     """
     # The result is always a dictionary.
     arguments.pop("return_dict", None)
@@ -65,12 +66,7 @@ def evaluate(
         alone: dict[str, float | np.ndarray] = model.evaluate(x, y, return_dict=True, **arguments)
         return alone
     check_same_order(communicator)
-    check_agreement(
-        communicator,
-        {"weights": digest(model.trainable_variables)},
-        "before evaluate",
-        "call hybrid_imagenet.broadcast_model(model) on every rank first",
-    )
+    _check_equal_weights(model, communicator)
     # No rank waits for another one until all of them have left this block.
     with communicator.raise_on_all_ranks():
         own_results = _evaluate_own_part(model, x, y, arguments)
@@ -87,6 +83,23 @@ def evaluate(
         results = metric_sums.metric_results(model)
         # Inside the block, because a result may be the state itself.
         return {name: _as_number_or_array(results[name]) for name in names}
+
+
+def _check_equal_weights(model: keras.Model, communicator: Communicator) -> None:
+    """Raises SharedError if a weight differs between ranks, such as a moving average."""
+    check_agreement(
+        communicator,
+        {"weights": digest(model.trainable_weights)},
+        "before evaluate",
+        "call hybrid_imagenet.broadcast_model(model) on every rank first",
+    )
+    check_agreement(
+        communicator,
+        {"weights that are not trained": digest(model.non_trainable_weights)},
+        "before evaluate",
+        "call hybrid_imagenet.merge_batch_norm_statistics(model) on every rank first, or for layers"
+        " of your own hybrid_imagenet.broadcast_model(model), which takes the values of rank 0",
+    )
 
 
 def _result_names(communicator: Communicator, own_results: dict[str, Any]) -> list[str]:
