@@ -29,7 +29,15 @@ class _BatchCounter(keras.callbacks.Callback):
 
 
 def evaluate(
-    model: keras.Model, x: Any, y: Any = None, **arguments: Any
+    model: keras.Model,
+    x: Any,
+    y: Any = None,
+    batch_size: int | None = None,
+    verbose: Any = "auto",
+    sample_weight: Any = None,
+    steps: int | None = None,
+    callbacks: Any = None,
+    **arguments: Any,
 ) -> dict[str, float | np.ndarray]:
     """Evaluates a model and returns the results over the examples of all ranks.
 
@@ -47,8 +55,12 @@ def evaluate(
       x: inputs, or a `tf.data.Dataset` or `PyDataset` of batches. A rank may have no example, as
         with fewer batches than ranks, unless `x` is a `PyDataset` or the model runs eagerly.
       y: targets (default: None, if `x` has them).
-      **arguments: others of `model.evaluate`, such as `batch_size`, `sample_weight` or `steps`.
-        `verbose` counts on rank 0, whose progress bar shows the results of its own part.
+      batch_size: examples in a batch of this rank (default: None, 32, or the batches of `x`).
+      verbose: of rank 0, whose progress bar shows the results of its own part (default: "auto").
+      sample_weight: weights of this rank's examples (default: None, each counts equally).
+      steps: largest number of batches of this rank (default: None, all).
+      callbacks: of Keras, for this rank (default: None).
+      **arguments: others of `model.evaluate`.
 
     Returns:
       Loss and metrics by name, as `model.evaluate(..., return_dict=True)`.
@@ -61,6 +73,13 @@ def evaluate(
     """
     # The result is always a dictionary.
     arguments.pop("return_dict", None)
+    arguments |= {
+        "batch_size": batch_size,
+        "verbose": verbose,
+        "sample_weight": sample_weight,
+        "steps": steps,
+        "callbacks": callbacks,
+    }
     communicator = process.communicator()
     if communicator.size == 1:
         alone: dict[str, float | np.ndarray] = model.evaluate(x, y, return_dict=True, **arguments)
