@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any
 
 import keras
@@ -15,6 +16,16 @@ from hybrid_imagenet.library import metric_sums
 from hybrid_imagenet.order.same_order import check_same_order
 
 _log = logging.getLogger(__name__)
+
+_TERMINAL_STYLE = re.compile(r"\x1b\[[0-9;]*m")
+# Beginnings of the paragraphs of an error that do not say what is wrong.
+_SURROUNDINGS = (
+    "Exception encountered when calling",
+    "Arguments received by",
+    "Graph execution error",
+    "Detected at node",
+    'File "',
+)
 
 
 class _BatchCounter(keras.callbacks.Callback):
@@ -151,7 +162,9 @@ def _evaluate_own_part(
     except Exception as error:
         # The other ranks get one line; the traceback is of use on this rank only.
         _log.exception("evaluate failed on rank %d", rank)
-        raise UserError(f"evaluate failed: {type(error).__name__}: {error}") from error
+        raise UserError(
+            f"evaluate failed: {type(error).__name__}: {reason_of(error)} (the traceback is above)"
+        ) from error
     if counter.calls:
         return results
     # Keras has traced the test function, which has built the metrics. It may also have counted a
@@ -159,6 +172,19 @@ def _evaluate_own_part(
     # adds nothing to the sums.
     model.reset_metrics()
     return {}
+
+
+def reason_of(error: Exception) -> str:
+    """Returns the line of an error of Keras or TensorFlow that says what is wrong.
+
+    Keras writes in bold, and adds which layer was called and its arguments. TensorFlow adds where
+    the operation was created.
+    """
+    text = _TERMINAL_STYLE.sub("", str(error))
+    for paragraph in text.split("\n\n"):
+        if paragraph.strip() and not paragraph.lstrip().startswith(_SURROUNDINGS):
+            return paragraph.strip().splitlines()[0]
+    return text.strip()
 
 
 def _summable_metrics(
