@@ -88,7 +88,7 @@ ALLOWED = {
         "train",
         "tools",
     },
-    "library": {"order", "schedules", "comm", "optimizers", "models"},
+    "library": {"order", "schedules", "comm", "optimizers", "models", "resilience"},
     "callbacks": {
         "order",
         "schedules",

@@ -14,6 +14,7 @@ from hybrid_imagenet.comm.agreement import check_agreement, digest
 from hybrid_imagenet.errors import SharedError, UserError
 from hybrid_imagenet.library import metric_sums
 from hybrid_imagenet.order.same_order import check_same_order
+from hybrid_imagenet.resilience.watchdog import record_progress
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +30,10 @@ _SURROUNDINGS = (
 
 
 class _BatchCounter(keras.callbacks.Callback):
-    """Counts the calls of the test function."""
+    """Counts the calls of the test function, and records them as progress of a `fit` around them.
+
+    Keras does not call the callbacks of `fit` here, so its watchdog would see a rank that hangs.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,6 +41,7 @@ class _BatchCounter(keras.callbacks.Callback):
 
     def on_test_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self.calls += 1
+        record_progress()
 
 
 def evaluate(

@@ -62,6 +62,20 @@ _MIN_STAGE_SECONDS = 60.0
 _NATIVE_CODE_GRACE_SECONDS = 15.0
 
 
+# The watchdogs of this process whose threads run.
+_started_watchdogs: list[Watchdog] = []
+
+
+def record_progress() -> None:
+    """Records at the watchdogs of this process that its rank has advanced, without a step.
+
+    Work that the owner of a watchdog does not see, such as an evaluation inside a callback of
+    `fit`, calls it.
+    """
+    for watchdog in tuple(_started_watchdogs):
+        watchdog.record_progress()
+
+
 def listener_ranks(hosts: Sequence[str]) -> tuple[int, ...]:
     """Returns rank 0 and its deputy: the first rank on another host, else rank 1.
 
@@ -157,6 +171,7 @@ class Watchdog:
         if self._stall_timeout:
             self._due = time.monotonic() + _random.uniform(0, self._interval)
             self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+            _started_watchdogs.append(self)
             self._thread.start()
 
     def record_progress(self, step: int | None = None) -> None:
@@ -306,6 +321,7 @@ class Watchdog:
         )
 
     def _close(self) -> None:
+        _started_watchdogs.remove(self)
         self._send(self._heartbeat(leaving=True))
         self._selector.close()
         self._socket.close()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
 
 import hybrid_imagenet as hi
+from hybrid_imagenet.resilience.watchdog import Watchdog
 from tests.comm.programs import message
 from tests.library import models
 from tests.library.programs import ranks
@@ -101,4 +103,37 @@ def on_rank() -> dict[str, Any]:
             "not a sum": message(lambda: hi.evaluate(compiled(Largest()), x, y, verbose=0)),
             "not a metric": message(lambda: hi.evaluate(own_step, x, y, verbose=0)),
             "other weights": message(lambda: hi.evaluate(compiled(seed=hi.rank()), x, y)),
+            "statistics": statistics(x, y),
+            "progress": progress_in_fit(),
         }
+
+
+def progress_in_fit() -> list[int]:
+    """Returns how often the watchdog of `fit` sees progress in evaluations inside a callback."""
+    x, y = models.data(1)
+    counts = []
+
+    class Evaluate(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            with mock.patch.object(Watchdog, "record_progress") as record:
+                hi.evaluate(self.model, x, y, models.BATCH, 0)
+            counts.append(record.call_count)
+
+    model = models.compiled(hi.DistributedOptimizer("sgd"))
+    model.fit(x, y, models.BATCH, 2, 0, [*hi.callbacks.default_callbacks(), Evaluate()])
+    return counts
+
+
+def statistics(x: np.ndarray, y: np.ndarray) -> dict[str, Any]:
+    """Evaluates after each rank has normalized its own batch, before and after the merge."""
+    norm = keras.layers.BatchNormalization(momentum=0.5)
+    model = keras.Sequential([keras.Input((6,)), norm, models.plain(3)])
+    model.compile(loss=models.loss())
+    hi.broadcast_model(model)
+    model(x, training=True)
+    before = [norm.moving_mean.numpy().tolist(), norm.moving_variance.numpy().tolist()]
+    error = message(lambda: hi.evaluate(model, x, y, verbose=0))
+    hi.merge_batch_norm_statistics(model)
+    after = [norm.moving_mean.numpy().tolist(), norm.moving_variance.numpy().tolist()]
+    loss = hi.evaluate(model, x, y, verbose=0)["loss"]
+    return {"before": before, "error": error, "after": after, "loss": loss}
