@@ -74,6 +74,7 @@ class StallWatchdog(TrainingCallback):
                 self._stall_seconds,
                 waiting_modules=(comm, *private_api.blocking_modules()),
                 is_running=FrameWatch("fit").is_running,
+                has_long_steps=self.model.steps_per_execution > 1,
                 option="stall_timeout",
                 remedy=f"; {RESTART_SCRIPT}",
             )

@@ -171,6 +171,31 @@ class HeartbeatLog:
         _, received = self._heartbeats[rank]
         return now - received
 
+    def longest_step_seconds(self) -> float:
+        """Returns how long a step may take, because single steps take longer than the mean."""
+        means = (heartbeat.mean_step_seconds for heartbeat in self._latest())
+        return _SLOW_STEP_FACTOR * max(means, default=0.0)
+
+    def last_step(self, rank: int) -> int | None:
+        """Returns the last finished step of a rank that has sent a heartbeat."""
+        return self._heartbeats[rank][0].step
+
+    def find_separate_stop(self) -> tuple[list[int], list[int]]:
+        """Returns the ranks that have stopped, and those that wait for them in a later step.
+
+        All ranks take part in each step, so a step can never end that only some of them begin.
+        """
+        stopped = [beat for beat in self._latest() if beat.has_stopped and beat.step is not None]
+        if not stopped:
+            return [], []
+        first = min(beat.step for beat in stopped if beat.step is not None)
+        running = [
+            beat.rank
+            for beat in self._latest()
+            if not beat.has_stopped and beat.begun_steps > first
+        ]
+        return sorted(beat.rank for beat in stopped), sorted(running)
+
     def find_stall(self, now: float) -> Stall | None:
         """Returns the ranks that hang, or None.
 
@@ -190,8 +215,7 @@ class HeartbeatLog:
         if idle is None:
             return None
         heartbeats = self._latest()
-        slowest_mean = max(heartbeat.mean_step_seconds for heartbeat in heartbeats)
-        if idle <= max(self._patience, _SLOW_STEP_FACTOR * slowest_mean):
+        if idle <= max(self._patience, self.longest_step_seconds()):
             return None
         ranks, hint = self._suspects(heartbeats)
         return self._stall(ranks, idle, "without progress", hint)

@@ -103,6 +103,7 @@ class Watchdog:
         *,
         waiting_modules: Sequence[ModuleType] = (),
         is_running: Callable[[], bool] = lambda: True,
+        has_long_steps: bool = False,
         option: str = "--stall_timeout",
         remedy: str = f"; {RESTART_TRAINING}",
     ):
@@ -115,6 +116,9 @@ class Watchdog:
             so it is not to blame.
           is_running: returns whether the watched work is still running; if not, this rank leaves
             the watch even if `stop` is not called.
+          has_long_steps: whether a step may take longer than `stall_timeout`, such as an execution
+            of many batches. A step may take a multiple of the mean step. With long steps, the mean
+            includes the first one, and no shorter work.
           option: the user's name for `stall_timeout`, for messages.
           remedy: how the last line continues after "the job ends".
         """
@@ -124,6 +128,7 @@ class Watchdog:
         self._patience = min(_MAX_REPORT_SECONDS, stall_timeout / 2)
         self._interval = min(5.0, max(0.2, self._patience / 5))
         self._is_running = is_running
+        self._has_long_steps = has_long_steps
         self._option = option
         self._remedy = remedy
         self._stop = threading.Event()
@@ -131,7 +136,8 @@ class Watchdog:
         self._step: int | None = None
         self._first_progress = time.monotonic()
         self._last_progress = self._first_progress
-        # Number of calls that recorded progress after the first step.
+        # Number of calls that recorded progress after the first step; of all steps, if these are
+        # long.
         self._progress_count = 0
         self._reported_ranks: tuple[int, ...] = ()
         self._has_failed = False
@@ -182,7 +188,10 @@ class Watchdog:
             validation batch.
         """
         now = time.monotonic()
-        if self._step is None:
+        if self._has_long_steps:
+            if step is not None:
+                self._progress_count += 1
+        elif self._step is None:
             self._first_progress = now
         else:
             self._progress_count += 1
@@ -236,7 +245,8 @@ class Watchdog:
         self._receive_pending()
         if self._rank in self._listeners:
             self._check_stall(now)
-        limit = self._stall_timeout + _LISTENER_GRACE_SECONDS
+        limit = max(self._stall_timeout, self._log.longest_step_seconds())
+        limit += _LISTENER_GRACE_SECONDS
         if heartbeat.step is not None and heartbeat.idle_seconds > limit:
             self._exit(
                 f"rank {self._rank} on {heartbeat.host} made no progress for"
