@@ -50,6 +50,9 @@ class StallWatchdog(TrainingCallback):
     only if it has not begun `fit` or sends no heartbeat. `resilience.watchdog.Watchdog` does the
     work.
 
+    If `stop_training` is set at a batch on some ranks only, the others would wait for them in the
+    next step. Then the job ends with exit code 2 within seconds.
+
     Args:
       stall_timeout: seconds without progress after which the job ends (default: 600.0).
       watchdog: a watchdog that runs already and is stopped by its owner (default: None, `fit`
@@ -83,11 +86,19 @@ class StallWatchdog(TrainingCallback):
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._counter.begin_epoch()
 
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        if self._watchdog is not None:
+            self._watchdog.record_begin(self._counter.steps + 1)
+
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self._counter.end_batch(batch)
         self._record_progress(self._counter.steps)
 
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self._record_stop()
+
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._record_stop()
         self._record_progress(None)
 
     def on_test_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -97,6 +108,16 @@ class StallWatchdog(TrainingCallback):
         if self._starts_watchdog and self._watchdog is not None:
             self._watchdog.stop()
             self._watchdog = None
+
+    def _record_stop(self) -> None:
+        """Records that `stop_training` has ended the steps of this rank.
+
+        Other callbacks may set it at a batch. The next event after that comes before anything in
+        which this rank would wait for the others.
+        """
+        # The program's model has no such attribute.
+        if self._watchdog is not None and getattr(self.model, "stop_training", False):
+            self._watchdog.record_stop()
 
     def _record_progress(self, step: int | None) -> None:
         if self._watchdog is not None:

@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 JOB_VARIABLE = "HYBRID_IMAGENET_JOB"
 """Environment variable that holds the random word of the job."""
+UNSAVED = "unsaved"
+"""Last word of the line of `notify_exit` if there was nothing to save."""
 _JOB_WORD = re.compile(r"[0-9a-f]{32}")
 _PROGRAM_END = re.compile(rb" left (\d{1,6}) of (\d{1,6}) on (\S{1,255})\n?")
 
@@ -47,6 +49,20 @@ def notify_supervisor(text: str, environ: Mapping[str, str] | None = None) -> No
         # Writing fails if the supervisor has ended. Then the line is not needed.
         with contextlib.suppress(OSError):
             os.write(2, f"{job_word} {text}\n".encode())
+
+
+def notify_exit(code: int, environ: Mapping[str, str] | None = None, *, saved: bool = True) -> None:
+    """Sends this rank's exit code to its supervisor; does nothing without one.
+
+    The supervisor reads the line by `resilience.exit_code.parse_exit`.
+
+    Args:
+      code: The exit code.
+      environ: Environment variables; those of this process if None.
+      saved: False if a signal ends the rank before there was something to save.
+    """
+    suffix = "" if saved else f" {UNSAVED}"
+    notify_supervisor(f"ends {code}{suffix}", environ)
 
 
 def notify_program_end(rank: int, size: int) -> None:

@@ -11,18 +11,15 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Mapping
 from typing import NamedTuple
 
-from hybrid_imagenet.comm import job_lines
-from hybrid_imagenet.comm.job_lines import JOB_VARIABLE
+from hybrid_imagenet.comm.job_lines import JOB_VARIABLE, UNSAVED, notify_exit
 from hybrid_imagenet.errors import EXIT_STALLED
 
-__all__ = ["JOB_VARIABLE", "RankExit", "exit_stalled", "notify_exit", "parse_exit"]
+__all__ = ["JOB_VARIABLE", "RankExit", "end_process", "exit_stalled", "notify_exit", "parse_exit"]
 
 _PRINT_SECONDS = 5.0
-_UNSAVED = "unsaved"
-_EXIT_LINE = re.compile(rb" ends (\d{1,3})\b( %s)?" % _UNSAVED.encode())
+_EXIT_LINE = re.compile(rb" ends (\d{1,3})\b( %s)?" % UNSAVED.encode())
 
 
 class RankExit(NamedTuple):
@@ -37,29 +34,26 @@ class RankExit(NamedTuple):
     saved: bool
 
 
-def notify_exit(code: int, environ: Mapping[str, str] | None = None, *, saved: bool = True) -> None:
-    """Sends this rank's exit code to its supervisor; does nothing if it has none.
-
-    Args:
-      code: the exit code.
-      environ: variables of the process (default: `os.environ`).
-      saved: false if a signal ends the rank before there was something to save.
-    """
-    suffix = "" if saved else f" {_UNSAVED}"
-    job_lines.notify_supervisor(f"ends {code}{suffix}", environ)
-
-
 def exit_stalled(message: str) -> None:
-    """Prints a line, notifies the supervisor and ends this process with EXIT_STALLED.
+    """Ends this process with EXIT_STALLED, as `end_process`."""
+    end_process(message, EXIT_STALLED)
+
+
+def end_process(message: str, code: int) -> None:
+    """Prints a line, notifies the supervisor and ends this process, from any thread.
 
     The process ends after some seconds even if its standard error is blocked.
+
+    Args:
+      message: the line.
+      code: the exit code.
     """
-    timer = threading.Timer(_PRINT_SECONDS, os._exit, (EXIT_STALLED,))
+    timer = threading.Timer(_PRINT_SECONDS, os._exit, (code,))
     timer.daemon = True
     timer.start()
     print(message, file=sys.stderr, flush=True)
-    notify_exit(EXIT_STALLED)
-    os._exit(EXIT_STALLED)
+    notify_exit(code)
+    os._exit(code)
 
 
 def parse_exit(text: bytes) -> RankExit | None:

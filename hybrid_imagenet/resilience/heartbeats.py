@@ -41,6 +41,8 @@ class Heartbeat:
       idle_seconds: time since its last progress; 0 before the first step.
       mean_step_seconds: mean time between two calls that recorded progress.
       stack: the Python frames of its main thread, innermost first, as `file:line function`.
+      begun_steps: number of steps that have begun, or 0 if they are not counted.
+      has_stopped: whether it takes no step after its last one.
       leaving: true in the last heartbeat of a rank that stops its watchdog in good order.
     """
 
@@ -51,6 +53,8 @@ class Heartbeat:
     idle_seconds: float
     mean_step_seconds: float
     stack: tuple[str, ...]
+    begun_steps: int = 0
+    has_stopped: bool = False
     leaving: bool = False
 
     def encode(self, token: str) -> bytes:
@@ -96,6 +100,8 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "idle_seconds": _NUMBER,
     "mean_step_seconds": _NUMBER,
     "stack": (list,),
+    "begun_steps": (int,),
+    "has_stopped": (bool,),
     "leaving": (bool,),
 }
 

@@ -30,9 +30,9 @@ from types import ModuleType
 
 from hybrid_imagenet.comm.communicator import Communicator
 from hybrid_imagenet.comm.hosts import interfaces
-from hybrid_imagenet.errors import RESTART_TRAINING
+from hybrid_imagenet.errors import EXIT_USAGE, RESTART_TRAINING
 from hybrid_imagenet.resilience import startup_tracker
-from hybrid_imagenet.resilience.exit_code import exit_stalled
+from hybrid_imagenet.resilience.exit_code import end_process, exit_stalled
 from hybrid_imagenet.resilience.heartbeats import MAX_DATAGRAM_BYTES, Heartbeat, HeartbeatLog
 from hybrid_imagenet.resilience.stacks import main_stack, path_in_stack
 from hybrid_imagenet.startup import StartupProgress
@@ -43,6 +43,7 @@ _MAX_REPORT_SECONDS = 30.0
 # listeners should have ended the job and have not.
 _LISTENER_GRACE_SECONDS = 15.0
 _MAX_DATAGRAMS_PER_CHECK = 1000
+_MAX_NAMED_RANKS = 3
 # Random share of the interval by which heartbeats are moved. Of 4,096 that arrive at the same
 # moment, a socket's queue holds only about 300.
 _INTERVAL_SPREAD = 0.2
@@ -139,6 +140,9 @@ class Watchdog:
         # Number of calls that recorded progress after the first step; of all steps, if these are
         # long.
         self._progress_count = 0
+        # Number of steps that have begun, and whether this rank has ended its steps.
+        self._begun_steps = 0
+        self._has_stopped = False
         self._reported_ranks: tuple[int, ...] = ()
         self._has_failed = False
         if stall_timeout:
@@ -199,6 +203,18 @@ class Watchdog:
             self._step = step
         self._last_progress = now
 
+    def record_begin(self, step: int) -> None:
+        """Records that this rank begins a step, which is counted from 1."""
+        self._begun_steps = step
+        self._has_stopped = False
+
+    def record_stop(self) -> None:
+        """Records that this rank takes no step after its last one.
+
+        If another rank has begun one, it would wait there forever, so the job ends.
+        """
+        self._has_stopped = True
+
     def stop(self) -> None:
         """Signs off at the listeners and ends the thread."""
         if self._thread is None:
@@ -244,6 +260,7 @@ class Watchdog:
         self._log.record(heartbeat, now)
         self._receive_pending()
         if self._rank in self._listeners:
+            self._check_stops()
             self._check_stall(now)
         limit = max(self._stall_timeout, self._log.longest_step_seconds())
         limit += _LISTENER_GRACE_SECONDS
@@ -266,6 +283,8 @@ class Watchdog:
             idle_seconds=max(0.0, idle),
             mean_step_seconds=max(0.0, stepping) / max(self._progress_count, 1),
             stack=main_stack(),
+            begun_steps=self._begun_steps,
+            has_stopped=self._has_stopped,
             leaving=leaving,
         )
 
@@ -295,6 +314,25 @@ class Watchdog:
             heartbeat = Heartbeat.decode(data, self._token, len(self._hosts))
             if heartbeat is not None:
                 self._log.record(heartbeat, time.monotonic())
+
+    def _check_stops(self) -> None:
+        """Ends the job if some ranks have ended their steps and others have not."""
+        stopped, running = self._log.find_separate_stop()
+        if not running:
+            return
+        step = self._log.last_step(stopped[0])
+        end_process(
+            f"error: {self._names(stopped)} stopped after step {step} (stop_training), but"
+            f" {self._names(running)} began the next step and would wait in it forever: the job"
+            " ends. Set stop_training on every rank at the same batch, for example by a value that"
+            " hi.communicator().allreduce_sum has summed, or at the end of an epoch.",
+            EXIT_USAGE,
+        )
+
+    def _names(self, ranks: Sequence[int]) -> str:
+        names = [f"rank {rank} on {self._hosts[rank]}" for rank in ranks[:_MAX_NAMED_RANKS]]
+        hidden = len(ranks) - len(names)
+        return ", ".join(names) + (f" and {hidden} more" if hidden else "")
 
     def _check_stall(self, now: float) -> None:
         """Reports ranks that hang, once, and ends the job after `stall_timeout`.

@@ -2,7 +2,8 @@
 
 Each rank saves its final weights in FOLDER. Rank 0 uses BackupAndRestore, CSVLogger and, if it is
 installed, TensorBoard. KIND selects the disturbance. In the second epoch rank 1 `waits`, is
-`stopped`, is `killed`, `raises` an error or has `fewer` batches; or it comes `late` to `fit`. The
+`stopped`, is `killed`, `raises` an error, sets `stop_training` in the kind `ends`, or has `fewer`
+batches; or it comes `late` to `fit`. The
 kind `slow` makes steps slow enough for a signal, and `whole` disturbs nothing. LIMIT is the
 watchdog's limit in seconds.
 """
@@ -43,6 +44,10 @@ class Disturb(keras.callbacks.Callback):
             "raises",
         ):
             self.fail()
+
+    def on_train_batch_end(self, batch, logs=None):
+        if (hi.rank(), self.epoch, batch) == (1, 1, 1) and kind == "ends":
+            self.model.stop_training = True
 
     def fail(self):
         if kind == "raises":

@@ -13,7 +13,7 @@ import time
 import numpy as np
 import pytest
 
-from hybrid_imagenet.errors import EXIT_STALLED
+from hybrid_imagenet.errors import EXIT_STALLED, EXIT_USAGE
 from tests.launch.shell import run
 from tests.launch.test_lab import LAB, namespaces
 from tests.ranks import ROOT, environment
@@ -107,6 +107,16 @@ def test_job_with_generators_of_different_lengths_ends(tmp_path):
         done.stderr,
     )
     assert "ranks need equal numbers of batches" in done.stderr
+
+
+@pytest.mark.slow
+def test_job_whose_rank_sets_stop_training_alone_ends_at_once(tmp_path):
+    done = job("ends", tmp_path, 200)
+    assert done.returncode == EXIT_USAGE, done.stderr
+    assert re.search(
+        r"error: rank 1 on \S+ stopped after step 6 \(stop_training\), but rank 0 on \S+ began",
+        done.stderr,
+    ), done.stderr
 
 
 @contextlib.contextmanager

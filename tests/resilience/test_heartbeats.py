@@ -7,9 +7,12 @@ import subprocess
 import sys
 import time
 from types import ModuleType
+from unittest import mock
 
 import pytest
 
+from hybrid_imagenet.comm.single_process import SingleProcess
+from hybrid_imagenet.errors import EXIT_USAGE
 from hybrid_imagenet.resilience import watchdog
 from hybrid_imagenet.resilience.heartbeats import Heartbeat, HeartbeatLog
 from hybrid_imagenet.resilience.stacks import path_in_stack
@@ -116,6 +119,81 @@ def test_forgive_excludes_the_time_in_which_the_listener_was_stopped():
     log.forgive(100.0)
     assert log.find_stall(105.0) is None
     assert log.find_stall(111.0).ranks == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("beats", "expected"),
+    [
+        # All ranks stop after the same step, and some have not noticed it yet.
+        ([beat(0, begun_steps=7, has_stopped=True), beat(1, begun_steps=7)], ([0], [])),
+        ([beat(r, begun_steps=7, has_stopped=True) for r in range(2)], ([0, 1], [])),
+        # The other ranks have begun a step without those that have stopped.
+        ([beat(0, begun_steps=8), beat(1, has_stopped=True)], ([1], [0])),
+        ([beat(0, step=8, begun_steps=8), beat(1, has_stopped=True)], ([1], [0])),
+        ([beat(r, begun_steps=8) for r in range(2)], ([], [])),
+    ],
+)
+def test_find_separate_stop_returns_ranks_that_wait_for_a_stopped_one(beats, expected):
+    assert log_of(*beats).find_separate_stop() == expected
+
+
+def test_watchdog_ends_the_job_if_one_rank_has_stopped_alone(tmp_path, monkeypatch):
+    ends = []
+    monkeypatch.setattr(watchdog, "end_process", lambda *arguments: ends.append(arguments))
+    communicator = mock.Mock(
+        rank=0,
+        hosts=("a", "b"),
+        broadcast_object=lambda value: value,
+        allgather_object=lambda value: [value, [[], 1]],
+    )
+    dog = watchdog.Watchdog(communicator, 60.0)
+    dog._log.record(beat(0, step=3, begun_steps=4), 0.0)
+    dog._check_stops()
+    assert ends == []
+    dog._log.record(beat(1, step=3, begun_steps=3, has_stopped=True), 0.0)
+    dog._check_stops()
+    ((line, code),) = ends
+    assert code == EXIT_USAGE
+    assert line.startswith(
+        "error: rank 1 on b stopped after step 3 (stop_training), but rank 0 on a began the next"
+    )
+    # The rank may go on after all, because another callback has reset `stop_training`.
+    dog.record_stop()
+    dog.record_begin(5)
+    assert not dog._heartbeat().has_stopped
+
+
+@pytest.mark.parametrize(("has_long_steps", "mean"), [(False, 0.0), (True, 1000.0)])
+def test_mean_step_of_a_watchdog_with_long_steps_includes_the_first(
+    has_long_steps, mean, monkeypatch
+):
+    now = 100.0
+    monkeypatch.setattr(watchdog, "time", mock.Mock(monotonic=lambda: now))
+    dog = watchdog.Watchdog(mock.Mock(rank=0, hosts="a"), 0.0, has_long_steps=has_long_steps)
+    now += 1000.0
+    dog.record_progress(20)
+    assert dog._heartbeat().mean_step_seconds == mean
+    # Short work between long steps does not make them short.
+    for _ in range(50):
+        now += 0.1
+        dog.record_progress()
+    now += 995.0
+    dog.record_progress(40)
+    expected = mean if has_long_steps else 1000.0 / 51
+    assert dog._heartbeat().mean_step_seconds == pytest.approx(expected)
+
+
+def test_record_progress_reaches_the_watchdogs_that_run():
+    communicator = SingleProcess()
+    dog = watchdog.Watchdog(communicator, 60.0)
+    dog.start()
+    dog.record_progress(1)
+    before = dog._progress_count
+    watchdog.record_progress()
+    assert dog._progress_count == before + 1
+    dog.stop()
+    watchdog.record_progress()
+    assert dog._progress_count == before + 1
 
 
 @pytest.mark.parametrize(
