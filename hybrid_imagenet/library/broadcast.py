@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from hybrid_imagenet import private_api
 from hybrid_imagenet.comm import Communicator, process
@@ -16,6 +17,14 @@ from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.optimizers.grouped import GroupedOptimizer, hyperparameters_of
 from hybrid_imagenet.optimizers.kinds import classify
 from hybrid_imagenet.order.same_order import check_same_order
+
+# In the scope of one of these, a variable is a set of copies.
+_DISTRIBUTING_STRATEGIES = (
+    tf.distribute.MirroredStrategy,
+    tf.distribute.MultiWorkerMirroredStrategy,
+    tf.distribute.ParameterServerStrategy,
+    tf.distribute.TPUStrategy,
+)
 
 
 def broadcast_model(model: keras.Model, communicator: Communicator | None = None) -> None:
@@ -39,8 +48,10 @@ def broadcast_model(model: keras.Model, communicator: Communicator | None = None
 
     Raises:
       UserError: if there are several ranks, and the model does not have all its weights yet; on
-        all ranks, if they read their data in different orders, or a layer cannot be synchronized.
+        all ranks, if they read their data in different orders, a layer cannot be synchronized, or
+        the model was built in the scope of a strategy such as `tf.distribute.MirroredStrategy`.
     """
+    _reject_strategy(model)
     communicator = communicator or process.communicator()
     check_same_order(communicator)
     if lacks_weights(model) and communicator.size == 1:
@@ -66,6 +77,18 @@ def broadcast_model(model: keras.Model, communicator: Communicator | None = None
             layer.finalize_state()
     initial_epoch = communicator.broadcast_object(private_api.initial_epoch(model))
     private_api.set_initial_epoch(model, initial_epoch)
+
+
+def _reject_strategy(model: keras.Model) -> None:
+    """Raises SharedError if a strategy of TensorFlow has made the variables of a model."""
+    strategy = model.distribute_strategy
+    if isinstance(strategy, _DISTRIBUTING_STRATEGIES):
+        raise SharedError(
+            f"The model {model.name!r} was built in the scope of tf.distribute"
+            f".{type(strategy).__name__}, which would distribute it a second time. Remove the"
+            " strategy and its scope: each rank has its own GPU, and DistributedOptimizer averages"
+            " the gradients over ranks."
+        )
 
 
 def _broadcast_average(optimizer: DistributedOptimizer, communicator: Communicator) -> None:

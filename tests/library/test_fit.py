@@ -404,6 +404,19 @@ def test_model_without_weights_is_rejected_on_several_ranks_only(tmp_path):
     built.fit(x, x[:, :3], verbose=0, callbacks=hi.callbacks.default_callbacks())
 
 
+def test_fit_of_a_model_in_the_scope_of_a_mirrored_strategy_is_rejected():
+    x, y = models.data(1)
+
+    def fit(strategy):
+        with strategy.scope():
+            model = models.compiled(hi.DistributedOptimizer("sgd"))
+            model.fit(x, y, models.BATCH, verbose=0, callbacks=hi.callbacks.default_callbacks())
+
+    fit(tf.distribute.OneDeviceStrategy("/cpu:0"))
+    with pytest.raises(UserError, match=r"the scope of tf.distribute.MirroredStrategy, .* Remove"):
+        fit(tf.distribute.MirroredStrategy(["/cpu:0"]))
+
+
 def test_kinds_of_a_model_that_its_first_step_builds_include_the_bias():
     model = keras.Sequential([keras.layers.GRU(3)])
     model.compile(hi.DistributedOptimizer(hi.optimizers.LARS(0.1)), "mse")
