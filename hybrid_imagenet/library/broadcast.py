@@ -11,7 +11,7 @@ import tensorflow as tf
 from hybrid_imagenet import private_api
 from hybrid_imagenet.comm import Communicator, process
 from hybrid_imagenet.errors import SharedError
-from hybrid_imagenet.library import compiled_model, synchronized_batch_norm
+from hybrid_imagenet.library import compiled_model, layer_constants, synchronized_batch_norm
 from hybrid_imagenet.models import random_state
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.optimizers.grouped import GroupedOptimizer, hyperparameters_of
@@ -32,7 +32,9 @@ def broadcast_model(model: keras.Model, communicator: Communicator | None = None
 
     Layers with `synchronized=True` normalize over all ranks from then on. Random layers, such as
     dropout, get a different seed on each rank, which follows from that of rank 0. Partial sums of
-    gradient accumulation become their mean over ranks, unless rank 0 has restored its own.
+    gradient accumulation become their mean over ranks, unless rank 0 has restored its own. Arrays
+    that are no weights, such as a mask that a layer has drawn by `np.random`, are not sent: rank 0
+    logs a warning if they differ.
 
     The callbacks of `hi.callbacks.default_callbacks()` call it when `fit` starts. In a custom
     training loop, call it on every rank before the first step.
@@ -75,6 +77,7 @@ def broadcast_model(model: keras.Model, communicator: Communicator | None = None
         if isinstance(layer, keras.layers.Normalization) and layer.built:
             # The layer computes with copies of its weights, which this call renews.
             layer.finalize_state()
+    layer_constants.warn_of_different_constants(model, communicator)
     initial_epoch = communicator.broadcast_object(private_api.initial_epoch(model))
     private_api.set_initial_epoch(model, initial_epoch)
 

@@ -25,7 +25,7 @@ def optimizers(model: keras.Model) -> dict[str, Any]:
     for layer in private_api.flatten_layers(model):
         if not isinstance(layer, keras.Model):
             continue
-        for name, value in _attributes(layer):
+        for name, value in attributes(layer):
             is_listed = any(value is optimizer for optimizer in by_name.values())
             if isinstance(value, DistributedOptimizer) and not is_listed:
                 by_name[name if name not in by_name else f"{layer.name}_{name}"] = value
@@ -61,9 +61,9 @@ def trains_as_keras(model: keras.Model) -> bool:
     return type(model).train_step is keras.Model.train_step
 
 
-def _attributes(model: keras.Model) -> Iterator[tuple[str, Any]]:
-    """Yields attributes of a model by name, and the items of lists and dictionaries in them."""
-    for name, value in vars(model).items():
+def attributes(layer: keras.layers.Layer) -> Iterator[tuple[str, Any]]:
+    """Yields attributes of a layer by name, and the items of lists and dictionaries in them."""
+    for name, value in vars(layer).items():
         # TensorFlow tracks the same objects in attributes with this prefix.
         if name.startswith("_self_"):
             continue

@@ -1,0 +1,69 @@
+"""Arrays of layers that are not weights and differ between ranks are named."""
+
+from unittest import mock
+
+import keras
+import numpy as np
+import pytest
+
+import hybrid_imagenet as hi
+from hybrid_imagenet.library import layer_constants
+
+
+class Masked(keras.layers.Layer):
+    """Keeps a part of the features, as a decision forest does."""
+
+    def __init__(self, kind, name="masked"):
+        super().__init__(name=name)
+        mask = np.random.permutation(64) < 32
+        self.kind = kind
+        if kind == "tensor":
+            self.mask = keras.ops.convert_to_tensor(mask, dtype="float32")
+        elif kind == "list":
+            self.masks = [mask, 1]
+        else:
+            self.mask = self.add_weight(shape=(64,), trainable=False)
+            self.mask.assign(mask)
+
+    def call(self, x):
+        return x * (self.masks[0] if self.kind == "list" else self.mask)
+
+
+def build(seed, kind):
+    keras.utils.set_random_seed(seed)
+    inner = keras.Sequential([keras.Input((64,)), Masked(kind)], name="inner")
+    return keras.Sequential([keras.Input((64,)), inner, keras.layers.Dense(1)])
+
+
+def warnings(model, other_model):
+    """Returns what rank 0 logs when it broadcasts a model, and rank 1 has another one."""
+
+    def allgather(value):
+        is_digests = isinstance(value, dict)
+        return [value, layer_constants._digests(other_model) if is_digests else value]
+
+    two = mock.Mock(size=2, rank=0, broadcast_object=lambda v: v, allgather_object=allgather)
+    with mock.patch.object(layer_constants._log, "warning") as warning:
+        hi.broadcast_model(model, two)
+    return [call.args[0] % call.args[1:] for call in warning.call_args_list]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("tensor", "inner/masked.mask"), ("list", "inner/masked.masks_0")]
+)
+def test_broadcast_model_of_layers_with_different_constants_names_them(kind, name):
+    (line,) = warnings(build(1, kind), build(2, kind))
+    assert f"differ between ranks ({name})" in line
+    assert "Call keras.utils.set_random_seed with the same number on every rank" in line
+
+
+def test_broadcast_model_after_the_same_seed_or_with_weights_logs_nothing():
+    assert warnings(build(1, "tensor"), build(1, "tensor")) == []
+    assert warnings(build(1, "weight"), build(2, "weight")) == []
+
+
+def test_digests_contain_no_losses_of_a_step():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.ActivityRegularization(0.1)])
+    model(np.ones((2, 3), np.float32))
+    assert model.losses
+    assert layer_constants._digests(model) == {}
