@@ -7,6 +7,7 @@ from typing import Any
 from hybrid_imagenet.callbacks.training_callback import TrainingCallback
 from hybrid_imagenet.errors import SharedError
 from hybrid_imagenet.library.broadcast import broadcast_model
+from hybrid_imagenet.library.layer_losses import reject_losses_of_several_values
 from hybrid_imagenet.order.same_order import check_same_order
 
 
@@ -44,10 +45,11 @@ class BroadcastInitialState(TrainingCallback):
             self._broadcast_weight_ids = {id(weight) for weight in self.model.weights}
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Checks after the first step that it has created no weights.
+        """Checks after the first step that it has created no weights, and the losses of layers.
 
         Raises:
-          UserError: on all ranks, with the weights that were not broadcast.
+          UserError: on all ranks, with the weights that were not broadcast, or for a loss of
+            several values.
         """
         if self._broadcast_weight_ids is None:
             return
@@ -60,3 +62,4 @@ class BroadcastInitialState(TrainingCallback):
                 " differ between ranks. Give their layers an Input, or call them on one batch"
                 " before fit."
             )
+        reject_losses_of_several_values(self.model)

@@ -119,6 +119,20 @@ def rejections() -> dict:
             model.compile(hi.DistributedOptimizer("sgd"))
             model.fit(x, y, 4, verbose=0, callbacks=hi.callbacks.default_callbacks())
 
+        def fit_layer_loss():
+            import keras
+
+            class AddLoss(keras.layers.Layer):
+                """Adds a loss for each example."""
+
+                def call(self, x):
+                    self.add_loss(keras.ops.mean(x, axis=1))
+                    return x
+
+            model = keras.Sequential([keras.Input((6,)), AddLoss(), keras.layers.Dense(3)])
+            model.compile(hi.DistributedOptimizer("sgd"), models.loss())
+            model.fit(x, y, 4, verbose=0, callbacks=hi.callbacks.default_callbacks())
+
         short = slice(0, len(x) - 4 * hi.rank())
         restarted = models.compiled(hi.DistributedOptimizer("sgd"), jit_compile=True)
         xla_error = message(lambda: restarted.fit(x, y, 4, verbose=0))
@@ -134,6 +148,7 @@ def rejections() -> dict:
             "broadcast": message(lambda: fit(seed=3 + hi.rank(), run_eagerly=True)),
             "steps": message(lambda: fit(hi.callbacks.default_callbacks(), x[short], y[short])),
             "unbuilt layer": message(fit_unbuilt_layer),
+            "layer loss": message(fit_layer_loss),
             "xla": xla_error,
             "settings": message(lambda: hi.DistributedOptimizer("sgd", fusion_threshold_mb=4)),
         }

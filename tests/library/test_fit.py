@@ -50,6 +50,7 @@ def test_fit_errors_are_the_same_line_on_all_ranks(pools):
     )
     assert first["unbuilt layer"].startswith("The first step created weights (sequential")
     assert first["unbuilt layer"].endswith("or call them on one batch before fit.")
+    assert first["layer loss"].startswith("The layer 'add_loss' adds a loss of the shape (4,)")
     assert first["xla"].startswith("XLA compiles this training step")
     assert first["settings"].startswith(
         "allreduce=ring, fusion_threshold_mb=4 conflict with the settings that are already in use,"
