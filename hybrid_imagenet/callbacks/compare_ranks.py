@@ -10,11 +10,11 @@ import keras
 import numpy as np
 
 from hybrid_imagenet import private_api
-from hybrid_imagenet.callbacks.metric_average import SAME_DATA
+from hybrid_imagenet.callbacks.metric_average import SAME_DATA, show_same_data
 from hybrid_imagenet.callbacks.training_callback import TrainingCallback, print_to_stderr
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.comm.agreement import check_agreement, digest
-from hybrid_imagenet.errors import SharedError
+from hybrid_imagenet.errors import EXIT_NUMERICS, NumericsError, SharedError
 from hybrid_imagenet.library import compiled_model
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.optimizers.grouped import GroupedOptimizer
@@ -129,19 +129,17 @@ class CompareRanks(TrainingCallback):
 
     def _skipped_steps_error(
         self, name: str, optimizer: DistributedOptimizer, steps: str
-    ) -> SharedError:
+    ) -> NumericsError:
         """Returns the error for skipped steps, the likeliest cause first; every rank calls it."""
         loss = self._training_loss() if self._loss is None else self._loss
         losses = self.communicator.allgather_object(loss)
-        # NaN is not equal to itself, so ranks whose loss is NaN do not count as equal.
-        is_same_data = len(losses) > 1 and loss is not None and all(x == loss for x in losses)
         remedies = ["look for NaN in the data", "scale large targets"]
         if not optimizer.loss_scale.dynamic and optimizer.loss_scale.initial > 1:
             remedies.append('set loss_scale="dynamic"')
         if optimizer.reducer.wire_dtype != "float32":
             remedies.append('set compression="none"')
-        likely_cause = f"{SAME_DATA}. " if is_same_data else ""
-        return SharedError(
+        likely_cause = f"{SAME_DATA}. " if show_same_data(losses) else ""
+        return NumericsError(
             f"{likely_cause}{name}: {steps} were skipped, because their gradients are not finite:"
             f" {', or '.join(remedies)}"
         )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -113,12 +114,22 @@ def _replace_values(logs: dict[str, Any], values: Mapping[str, Value]) -> None:
 
 
 def _warn_of_equal_losses(loss: Any) -> None:
-    """Warns on rank 0 if the loss of all ranks is the same and not 0; every rank calls it."""
-    own_loss = float(loss) if loss is not None and np.ndim(loss) == 0 else 0.0
+    """Warns on rank 0 if all ranks have the same loss; every rank calls it."""
+    own_loss = float(loss) if loss is not None and np.ndim(loss) == 0 else None
     losses = process.communicator().allgather_object(own_loss)
-    are_equal = len(losses) > 1 and losses.count(losses[0]) == len(losses)
-    if are_equal and losses[0] and process.rank() == 0:
+    if show_same_data(losses) and process.rank() == 0:
         _log.warning(SAME_DATA)
+
+
+def show_same_data(losses: Sequence[float | None]) -> bool:
+    """Returns whether the losses of all ranks show that they have the same data.
+
+    A loss of 0, NaN or infinity shows nothing, because other data may have it, too.
+    """
+    first = losses[0]
+    if len(losses) == 1 or not first or not math.isfinite(first):
+        return False
+    return all(loss == first for loss in losses)
 
 
 def _means_over_ranks(values: Mapping[str, Any]) -> dict[str, Value]:

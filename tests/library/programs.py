@@ -251,20 +251,21 @@ def callback_differences() -> dict:
             if epoch == 1:
                 self.change(self.model)
 
-    def fit(*changes, validation_data=None, more=(), rank=0):
+    def fit(*changes, validation_data=None, more=(), rank=0, factor=1.0):
         model = models.compiled(hi.DistributedOptimizer("sgd"), run_eagerly=True)
         callbacks = [
             *hi.callbacks.default_callbacks(*map(Change, changes)),
             *more,
         ]
         x, y = hi.data.shard(models.data(2), rank, 2)
+        x *= np.float32(factor)
         model.fit(
             x, y, models.BATCH, 4, 0, callbacks, validation_data=validation_data, shuffle=False
         )
 
-    def count_warnings(rank):
+    def count_warnings(rank, factor=1.0):
         with mock.patch.object(metric_average._log, "warning") as warning:
-            fit(rank=rank)
+            message(partial(fit, rank=rank, factor=factor))
         return warning.call_count
 
     changes = {
@@ -280,7 +281,8 @@ def callback_differences() -> dict:
         both = [keras.callbacks.ModelCheckpoint("never.keras")]
         errors["writers"] = message(partial(fit, more=both))
         errors["validation"] = message(partial(fit, validation_data=first))
-        return errors | {"same data": [count_warnings(0), count_warnings(hi.rank())]}
+        warnings = [count_warnings(0), count_warnings(hi.rank()), count_warnings(0, np.nan)]
+        return errors | {"same data": warnings}
 
 
 def two_optimizers(folder: str) -> dict:
