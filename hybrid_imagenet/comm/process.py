@@ -362,7 +362,9 @@ def communicator() -> Communicator:
     """Returns the communicator of this process, whose methods combine values of ranks.
 
     `allreduce_sum(tensor, name)` and `allreduce_max(tensor, name)` work inside and outside of a
-    graph, `broadcast_object(value)` and `allgather_object(value)` with any Python value, and
+    graph. `broadcast_object(value)` returns the value of rank 0, and `allgather_object(value)` a
+    list of the values of all ranks. They send JSON, so a value consists of dictionaries, lists,
+    texts, numbers, booleans and None; tuples become lists, and other keys become texts.
     `barrier()` waits for all ranks. Every rank must make the same calls in the same order. The
     first call of this function connects the ranks, so every rank must make it too.
 
