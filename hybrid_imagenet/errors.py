@@ -58,8 +58,8 @@ class UserError(Exception):
 
     The commands of `hybrid-imagenet` print the message as `error: ...` without a traceback, and
     exit with `exit_code`. In your own program it is an exception like others: if nothing catches
-    it, Python prints a traceback and exits with code 1. Only if all ranks raise the same error
-    after `hi.init()`, rank 0 prints it as one line.
+    it, Python prints a traceback. After `hi.init()` the program then exits with `exit_code`, and if
+    all ranks raise the same error, rank 0 prints it as one line.
 
     Example:
       try:

@@ -156,7 +156,7 @@ class CompareRanks(TrainingCallback):
             if hasattr(optimizer, "learning_rate"):
                 # Rounded as in the step.
                 values[f"{name}.learning_rate"] = np.float32(optimizer.learning_rate)
-        check_agreement(self.communicator, values, "after an epoch", _REMEDY)
+        check_agreement(self.communicator, values, "after an epoch", _REMEDY, EXIT_NUMERICS)
 
 
 def _check_outputs(

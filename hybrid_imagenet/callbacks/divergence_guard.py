@@ -10,9 +10,13 @@ from hybrid_imagenet.callbacks.training_callback import StepCounter, TrainingCal
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.errors import NumericsError
 
-_REMEDY = (
+_PROGRAM_REMEDY = (
     "training has diverged; lower the learning rate (--lr, or --lars_eta) or lengthen the warmup,"
     " and start again"
+)
+_FIT_REMEDY = (
+    "training has diverged; lower the learning rate or lengthen its warmup, and start again from a"
+    " checkpoint of an earlier epoch, or from the beginning"
 )
 
 Alarm = tuple[int, float]
@@ -126,8 +130,14 @@ class DivergenceGuard(TrainingCallback):
         if not raised:
             return
         step, loss = min(raised, key=lambda alarm: alarm[0])
-        reason = "not finite"
-        if math.isfinite(loss):
-            reason = f"above 100 times that of guesses, {self._highest_loss:.4g}"
         step += self._first_step
-        raise DivergedError(f"step {step}: the loss is {loss:.4g}, {reason}: {_REMEDY}", step, loss)
+        reason = "not finite"
+        if self._read_alarm is None:
+            if math.isfinite(loss):
+                reason = f"above highest_loss={self._highest_loss:.4g}"
+            line = f"step {step}: the mean loss is {loss:.4g}, {reason}: {_FIT_REMEDY}"
+        else:
+            if math.isfinite(loss):
+                reason = f"above 100 times that of guesses, {self._highest_loss:.4g}"
+            line = f"step {step}: the loss is {loss:.4g}, {reason}: {_PROGRAM_REMEDY}"
+        raise DivergedError(line, step, loss)

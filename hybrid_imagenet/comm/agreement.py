@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hybrid_imagenet.comm.communicator import Communicator
-from hybrid_imagenet.errors import SharedError
+from hybrid_imagenet.errors import EXIT_USAGE, SharedError
 
 if TYPE_CHECKING:
     import keras
@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 
 
 def check_agreement(
-    communicator: Communicator, values: Mapping[str, Any], when: str, remedy: str
+    communicator: Communicator,
+    values: Mapping[str, Any],
+    when: str,
+    remedy: str,
+    exit_code: int = EXIT_USAGE,
 ) -> None:
     """Compares values over ranks; every rank calls it.
 
@@ -23,6 +27,7 @@ def check_agreement(
       values: This rank's values by name, JSON-ready; all ranks pass the same names.
       when: How the message begins, such as "before the first step".
       remedy: How the message ends.
+      exit_code: That of the error.
 
     Raises:
       SharedError: On all ranks, with each name whose values differ, the values, and the ranks that
@@ -40,7 +45,8 @@ def check_agreement(
             ]
             differences.append(f"{name} ({'; '.join(listed)})")
     if differences:
-        raise SharedError(f"{when} the ranks differ in {' and '.join(differences)}: {remedy}")
+        message = f"{when} the ranks differ in {' and '.join(differences)}: {remedy}"
+        raise SharedError(message, exit_code)
 
 
 def digest(variables: Sequence[keras.Variable]) -> str:

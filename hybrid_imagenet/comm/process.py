@@ -40,7 +40,13 @@ from hybrid_imagenet.comm.environment import (
 from hybrid_imagenet.comm.settings import ENGINES, CommunicationSettings
 from hybrid_imagenet.comm.single_process import SingleProcess
 from hybrid_imagenet.comm.torus import parse_grid
-from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_STALLED, SharedError, UserError
+from hybrid_imagenet.errors import (
+    EXIT_FAILURE,
+    EXIT_STALLED,
+    EXIT_USAGE,
+    SharedError,
+    UserError,
+)
 from hybrid_imagenet.startup import STARTUP_PROGRESS
 
 ENGINE_VARIABLE = "HYBRID_IMAGENET_ENGINE"
@@ -243,12 +249,15 @@ class _ProcessState:
       settings: How gradients are sent; None before an optimizer or a collective has set it.
       communicator: Connects the ranks; None before the first collective.
       previous_excepthook: `sys.excepthook` before `init` replaced it; None if it did not.
+      error_code: Exit code for the uncaught error that ends this process; None without one, or if
+        the error is the loss of another rank.
     """
 
     place: Placement | None = None
     settings: CommunicationSettings | None = None
     communicator: Communicator | None = None
     previous_excepthook: ExceptHook | None = None
+    error_code: int | None = None
 
     def reset(self) -> None:
         """Returns to the state before `init`."""
@@ -256,6 +265,7 @@ class _ProcessState:
         self.settings = None
         self.communicator = None
         self.previous_excepthook = None
+        self.error_code = None
 
 
 _state = _ProcessState()
@@ -267,8 +277,9 @@ def init(threads: int | None = None) -> None:
     It gives the rank its own GPU and its share of the host's cores. Without a launcher the process
     is rank 0 of 1. A second call does nothing.
 
-    With several ranks it also replaces `sys.excepthook`: an error that all ranks share, or the loss
-    of another rank, is printed as one line.
+    It also replaces `sys.excepthook`. A `UserError` that nothing catches ends the program with its
+    exit code, such as 3 after training has diverged. With several ranks, an error that all of them
+    share, or the loss of another rank, is printed as one line.
 
     Example:
       import hybrid_imagenet as hi
@@ -288,17 +299,16 @@ def init(threads: int | None = None) -> None:
         return
     place = configure_process(threads)
     _state.place = place
-    if place.size == 1:
-        return
-    hook = _print_shared_error_once(sys.excepthook)
-    if resolve_engine("auto") == "tensorflow":
+    ends_at_once = False
+    if place.size > 1 and resolve_engine("auto") == "tensorflow":
         # This engine must connect before TensorFlow is used.
         from hybrid_imagenet.comm import tensorflow_engine
 
         tensorflow_engine.connect_servers(place)
-        hook = _exit_after(hook)
+        # With exit handlers, TensorFlow and MPI would wait for a rank that has stopped.
+        ends_at_once = True
     _state.previous_excepthook = sys.excepthook
-    sys.excepthook = hook
+    sys.excepthook = _exit_with_code_of_error(sys.excepthook, ends_at_once=ends_at_once)
     atexit.register(_warn_if_never_connected)
     atexit.register(_notify_supervisor_of_exit)
 
@@ -416,7 +426,9 @@ def _place() -> Placement:
 
 def _warn_if_never_connected() -> None:
     """Warns at exit if several ranks were started but have never been connected."""
-    if _state.place is None or _state.place.rank != 0 or _state.communicator is not None:
+    if _state.place is None or _state.place.size == 1 or _state.place.rank != 0:
+        return
+    if _state.communicator is not None:
         return
     # A program that has run no operation has only printed its --help or an error.
     if not private_api.tensorflow_was_used() or _ends_with_uncaught_error():
@@ -429,12 +441,14 @@ def _warn_if_never_connected() -> None:
 
 
 def _notify_supervisor_of_exit() -> None:
-    """Tells the supervisor at exit that the program of this rank ends without an error.
+    """Tells the supervisor at exit how the program of this rank ends.
 
-    If other ranks still wait for this one, the supervisor can then name it. After an uncaught error
-    the notification is not needed: its traceback names the cause, and its exit code ends the job.
+    If other ranks still wait for a rank that ends without an error, the supervisor can then name
+    it. After an uncaught error it gets the exit code, which the launcher may hide.
     """
-    if _state.place is not None and not _ends_with_uncaught_error():
+    if _state.error_code is not None:
+        job_lines.notify_exit(_state.error_code)
+    elif _state.place is not None and not _ends_with_uncaught_error():
         job_lines.notify_program_end(_state.place.rank, _state.place.size)
 
 
@@ -443,51 +457,67 @@ def _ends_with_uncaught_error() -> bool:
     return hasattr(sys, "last_type")
 
 
-def _print_shared_error_once(previous_hook: ExceptHook) -> ExceptHook:
-    """Returns an excepthook that prints errors of several ranks as one line, on one rank.
+def _exit_with_code_of_error(previous_hook: ExceptHook, *, ends_at_once: bool) -> ExceptHook:
+    """Returns an excepthook that prints an error and ends the process with the error's exit code.
+
+    The supervisor also gets the code, because the launcher may hide it. It does not get that of a
+    rank that has lost another one, because the other rank is the cause.
 
     Args:
-      previous_hook: Handles all errors of this rank alone.
+      previous_hook: Prints errors of this rank alone.
+      ends_at_once: Whether to end the process without exit handlers.
     """
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if isinstance(error, SharedError):
-            # Rank 0 prints it.
-            if rank() == 0:
-                print(f"error: {error}", file=sys.stderr, flush=True)
-            else:
-                time.sleep(_PRINT_SECONDS)
-        elif out_of_memory.is_out_of_memory(error):
-            # The ranks of a host mostly run out together. The first prints its error, and with it
-            # the launcher ends the others before they print theirs.
-            if local_rank() != 0:
-                time.sleep(_PRINT_SECONDS)
-            user_error = out_of_memory.user_error(error, "Use a smaller batch on each rank.")
-            print(f"error: rank {rank()}: {user_error}", file=sys.stderr, flush=True)
-        elif lost_rank.is_lost_rank_error(error):
-            # UserError makes it one printable line, whatever the reason contains.
-            message = UserError(lost_rank.lost_rank_message(error, remedy=""))
-            print(message, file=sys.stderr, flush=True)
-        else:
+        if not isinstance(error, Exception):
+            # Python itself chooses the exit code after Ctrl-C.
             previous_hook(kind, error, trace)
+            return
+        if size() == 1 or not _print_error_of_ranks(error):
+            previous_hook(kind, error, trace)
+        code = EXIT_FAILURE
+        if isinstance(error, UserError):
+            code = error.exit_code
+        elif out_of_memory.is_out_of_memory(error):
+            code = EXIT_USAGE
+        has_lost_rank = lost_rank.is_lost_rank_error(error)
+        if not has_lost_rank:
+            _state.error_code = code
+        if ends_at_once:
+            _notify_supervisor_of_exit()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(EXIT_STALLED if has_lost_rank else code)
+        if code != EXIT_FAILURE:
+            # Python ends with this code, after its exit handlers, if an excepthook raises it.
+            raise SystemExit(code)
 
     return hook
 
 
-def _exit_after(hook: ExceptHook) -> ExceptHook:
-    """Returns an excepthook that calls `hook` and then ends the process without exit handlers.
+def _print_error_of_ranks(error: Exception) -> bool:
+    """Prints an error that concerns several ranks as one line, on one of them.
 
-    With exit handlers, TensorFlow and MPI would wait for a rank that has stopped.
+    Returns:
+      Whether it is such an error. Other errors are those of this rank alone.
     """
-
-    def exiting_hook(
-        kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
-        hook(kind, error, trace)
-        if issubclass(kind, KeyboardInterrupt):
-            return
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(EXIT_STALLED if lost_rank.is_lost_rank_error(error) else EXIT_FAILURE)
-
-    return exiting_hook
+    if isinstance(error, SharedError):
+        # Rank 0 prints it.
+        if rank() == 0:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        else:
+            time.sleep(_PRINT_SECONDS)
+    elif out_of_memory.is_out_of_memory(error):
+        # The ranks of a host mostly run out together. The first prints its error, and with it the
+        # launcher ends the others before they print theirs.
+        if local_rank() != 0:
+            time.sleep(_PRINT_SECONDS)
+        user_error = out_of_memory.user_error(error, "Use a smaller batch on each rank.")
+        print(f"error: rank {rank()}: {user_error}", file=sys.stderr, flush=True)
+    elif lost_rank.is_lost_rank_error(error):
+        # UserError makes it one printable line, whatever the reason contains.
+        message = UserError(lost_rank.lost_rank_message(error, remedy=""))
+        print(message, file=sys.stderr, flush=True)
+    else:
+        return False
+    return True

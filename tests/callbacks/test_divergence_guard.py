@@ -116,7 +116,7 @@ def test_divergence_guard_without_alarm_stops_all_ranks_if_one_has_diverged():
     watch = DivergenceGuard(communicator=communicator)
     watch.set_params({})
     watch.on_train_begin()
-    with pytest.raises(DivergedError, match="step 3: the loss is inf, not finite"):
+    with pytest.raises(DivergedError, match="step 3: the mean loss is inf, not finite"):
         watch.on_epoch_end(0, {"loss": 1.0})
 
 
@@ -127,5 +127,8 @@ def test_divergence_guard_without_alarm_checks_the_mean_loss_of_the_epoch():
     watch.on_epoch_begin(0)
     watch.on_train_batch_end(0, {"loss": math.nan})
     watch.on_epoch_end(0, {"loss": 1.0})
-    with pytest.raises(DivergedError, match="step 1: the loss is nan, not finite"):
+    with pytest.raises(DivergedError, match="step 1: the mean loss is nan, not finite") as caught:
         watch.on_epoch_end(1, {"loss": math.nan})
+    # A script has none of the flags of the program.
+    assert " --" not in str(caught.value)
+    assert caught.value.exit_code == 3

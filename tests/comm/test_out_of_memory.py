@@ -98,6 +98,10 @@ def test_command_that_runs_out_of_memory_prints_one_line(capfd):
 def test_fit_on_ranks_that_runs_out_of_memory_prints_one_line(capfd, monkeypatch):
     monkeypatch.setattr(process, "local_rank", lambda: 0)
     monkeypatch.setattr(process, "rank", lambda: 4)
+    monkeypatch.setattr(process, "size", lambda: 8)
     error = exhausted()
-    process._print_shared_error_once(sys.__excepthook__)(type(error), error, None)
+    hook = process._exit_with_code_of_error(sys.__excepthook__, ends_at_once=False)
+    with pytest.raises(SystemExit, match="2"):
+        hook(type(error), error, None)
+    process.shutdown()
     assert capfd.readouterr().err.startswith("error: rank 4: The memory of the ")

@@ -139,12 +139,17 @@ def rejections() -> dict:
         # The message advises this call.
         restarted.fit(x, y, 4, verbose=0, callbacks=hi.callbacks.default_callbacks())
         errors = io.StringIO()
-        # With TensorFlow's engine the hook would end this process.
-        with contextlib.redirect_stderr(errors), mock.patch("os._exit"):
-            for error in (SharedError("of all ranks"), RuntimeError("of this rank")):
-                sys.excepthook(type(error), error, None)
+        codes = []
+        # With TensorFlow's engine the hook ends this process itself.
+        with contextlib.redirect_stderr(errors), mock.patch("os._exit", codes.append):
+            for error in (SharedError("of all ranks", 3), RuntimeError("of this rank")):
+                try:
+                    sys.excepthook(type(error), error, None)
+                except SystemExit as end:
+                    codes.append(end.code)
         return {
             "uncaught": errors.getvalue(),
+            "codes": codes,
             "broadcast": message(lambda: fit(seed=3 + hi.rank(), run_eagerly=True)),
             "steps": message(lambda: fit(hi.callbacks.default_callbacks(), x[short], y[short])),
             "unbuilt layer": message(fit_unbuilt_layer),
