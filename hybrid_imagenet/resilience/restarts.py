@@ -88,6 +88,8 @@ class RestartLoop:
         self._run_directory = run_directory
         # Whether the current attempt was stopped because hosts have joined.
         self._was_stopped_for_hosts = False
+        # Whether an exception of the program itself has ended the last attempt.
+        self._has_raised = False
         # Hosts of the last attempt that could start.
         self._proven_hosts: set[str] = set()
         self._excluded_hosts: set[str] = set()
@@ -119,6 +121,12 @@ class RestartLoop:
             if self._was_stopped_for_hosts and code == EXIT_PREEMPTED:
                 continue
             if code in _FINAL_CODES:
+                return code
+            if code == EXIT_FAILURE and self._has_raised and self._run_directory is None:
+                _print_error(
+                    "error: The job does not start again, because its own exception has ended it."
+                    " Correct the program, or catch the exception if it should continue."
+                )
                 return code
             last_step = self._last_step()
             saved_step = self._latest_checkpoint()
@@ -176,6 +184,7 @@ class RestartLoop:
         try:
             return job.run()
         finally:
+            self._has_raised = job.has_raised
             ended.set()
             thread.join()
 

@@ -39,7 +39,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import IO
 
 from hybrid_imagenet.comm import job_lines
-from hybrid_imagenet.errors import EXIT_STALLED, EXIT_USAGE
+from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_STALLED, EXIT_USAGE
 from hybrid_imagenet.resilience import exit_code, lossy_stream, processes
 from hybrid_imagenet.resilience.exit_code import RankExit
 from hybrid_imagenet.resilience.job_result import JobResult, print_raw, ranks_and_hosts
@@ -78,7 +78,12 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class Supervisor:
-    """Runs a launcher once, ends it if it does not end itself, and leaves no process behind."""
+    """Runs a launcher once, ends it if it does not end itself, and leaves no process behind.
+
+    Attributes:
+      has_raised: whether an exception of the program itself has ended a rank, and not the loss of
+        another rank; known after `run`.
+    """
 
     def __init__(
         self,
@@ -104,6 +109,7 @@ class Supervisor:
           rank_hosts: the host of each rank, if the ranks report when they have started.
           is_local: whether all ranks run on this host, so that no connection to a host can be lost.
         """
+        self.has_raised = False
         self._command = list(command)
         self._is_script = is_script
         self._rank_hosts = list(rank_hosts)
@@ -347,6 +353,11 @@ class Supervisor:
     def _result(self, launcher_code: int) -> int:
         """Returns the exit code of the job; prints the cause if no rank has printed one."""
         now = time.monotonic()
+        # A program that fails before `hi.init()`, as at an import, reports nothing.
+        failed_at_import = self._output.ranks_exited and not self._output.lost_rank_line
+        self.has_raised = failed_at_import or any(
+            rank_exit.code == EXIT_FAILURE for _, rank_exit in self._rank_exits
+        )
         result = JobResult(
             launcher=self._command[0],
             launcher_code=launcher_code,

@@ -19,6 +19,7 @@ class Job:
     def __init__(self, end, run_dir):
         self._end = end
         self._run_dir = run_dir
+        self.has_raised = False
         self.stopped = threading.Event()
 
     def run(self):
@@ -30,6 +31,9 @@ class Job:
             file.write(json.dumps({"kind": "step", "step": step}) + '\n{"kind": "st')
         if saved is not None:
             (self._run_dir / "checkpoints" / f"step-{saved:09d}.npz").touch()
+        if code == "raises":
+            self.has_raised = True
+            return 1
         if code == "waits":
             assert self.stopped.wait(10)
             return 75
@@ -138,6 +142,15 @@ def test_restarts_end_if_the_same_step_fails_twice(tmp_path, capfd):
     # Nothing is known about the steps of a program that stores its state elsewhere.
     code, started = play(tmp_path / "own", [(1, 40, 40), (1, 40, 40), (0, 60, 60)], keeps=False)
     assert (code, len(started)) == (0, 3)
+
+
+def test_restart_does_not_happen_after_an_exception_of_a_script(tmp_path, capfd):
+    code, started = play(tmp_path / "script", [("raises", 10, 10)], keeps=False)
+    assert (code, len(started)) == (1, 1)
+    assert "does not start again, because its own exception" in capfd.readouterr().err
+    # The steps of the training program show whether it would fail again.
+    code, started = play(tmp_path / "program", [("raises", 10, 10), (0, 60, 60)])
+    assert (code, len(started)) == (0, 2)
 
 
 def test_restart_after_a_lost_host_uses_the_others(tmp_path):

@@ -514,6 +514,29 @@ def test_supervisor_names_the_rank_that_ended_before_another_one_lost_it():
     ]
 
 
+@pytest.mark.parametrize(
+    ("line", "ranks_exited", "has_raised"),
+    [
+        # A rank reports an exception, and another one loses it.
+        (f"$WORD ends 1\n{LOSS}", True, True),
+        (LOSS, True, False),
+        # It ended before it could report anything, as at an import.
+        ("ModuleNotFoundError: No module named 'x'", True, True),
+        # The launcher has ended without its ranks.
+        ("", False, False),
+    ],
+)
+def test_supervisor_tells_an_exception_of_a_rank_from_the_loss_of_another(
+    line, ranks_exited, has_raised
+):
+    job = supervisor.Supervisor(["mpirun"], is_script=True)
+    for each_line in line.replace("$WORD", job._job_word).encode().splitlines(keepends=True):
+        job._output.filter(job._take_job_line(each_line))
+    job._output.ranks_exited = ranks_exited
+    assert job._result(1) == 1
+    assert job.has_raised == has_raised
+
+
 def test_supervisor_without_its_launcher_prints_one_line():
     code, _, err, _ = finish(
         processes.python("-m", "hybrid_imagenet.resilience.supervisor", "--", "no-such-mpirun")
