@@ -1,7 +1,7 @@
 """Decodes images, and checks their headers first.
 
-Headers are decoded in Python. Pixels are decoded by TensorFlow for training and evaluation, and by
-Pillow for commands. Both are imported only by the functions that need them.
+Headers are decoded in Python. Pixels are always decoded by TensorFlow, so that commands see what
+training sees. It is imported only by the functions that need it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,8 @@ from hybrid_imagenet.data import augmentations, image_headers
 if TYPE_CHECKING:
     import tensorflow as tf
     from PIL import Image
+
+Result = TypeVar("Result")
 
 # A file of 48 KB may claim 400 million pixels.
 MAX_PIXELS = (1 << 28) // 3
@@ -204,30 +206,6 @@ def _has_operation(name: str) -> bool:
     return source.is_file() and f"\ndef {name}(" in source.read_text("utf-8")
 
 
-def decode_to_pillow(data: bytes) -> Image.Image:
-    """Decodes an image to RGB with Pillow, or with TensorFlow for JPEG XL.
-
-    PNGs of 16 bits keep the upper 8, as with TensorFlow's decoder.
-
-    Raises:
-      ValueError: if `decode_header` does, or if the image does not decode.
-    """
-    from PIL import Image
-
-    decode_header(data)
-    # Pillow decodes JPEG XL only with a plugin.
-    if image_headers.is_jxl(data):
-        return Image.fromarray(_decode_eagerly(lambda: _to_rgb(_decode_any_channels(data))))
-    try:
-        with Image.open(io.BytesIO(data)) as opened:
-            # These modes are gray of 16 bits, which `convert` would clip at 255.
-            if opened.mode.startswith("I"):
-                return Image.fromarray((np.asarray(opened) >> 8).astype(np.uint8)).convert("RGB")
-            return opened.convert("RGB")
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise ValueError(f"the image does not decode ({error})") from None
-
-
 def encode(picture: Image.Image, form: str, **options: Any) -> bytes:
     """Encodes an image with Pillow.
 
@@ -372,40 +350,69 @@ def check_decodes(content: bytes, side: int) -> None:
         np.array([[0, 0, header.height, header.width]]),
         max(header.height, header.width),
     )
-    _decode_eagerly(
+    decode_eagerly(
         lambda: decode(tf.constant(content), tf.constant(branch[0]), tf.constant(window[0]), side)
     )
 
 
-def verify(content: bytes) -> None:
-    """Decodes a whole image and finds damage that the decoder would hide.
+def decode_whole(content: bytes) -> npt.NDArray[np.uint8]:
+    """Decodes a whole image, and finds damage that the decoder would hide.
 
-    The decoder fills damaged parts with gray pixels.
+    The decoder fills damaged parts of a JPEG with gray pixels. JPEGs are decoded with the accurate
+    DCT, as in evaluation.
+
+    Args:
+      content: the encoded image.
+
+    Returns:
+      The pixels as RGB, uint8 [height, width, 3].
 
     Raises:
       ValueError: if `decode_header` does, if the image does not decode, or if it is a JPEG whose
         data is corrupt.
     """
-    if decode_header(content).kind != JPEG:
-        # Pillow would not do, because it decodes kinds of BMP and GIF that TensorFlow rejects.
-        check_decodes(content, 8)
-        return
+    kind, height, width = decode_header(content)
+    pixels = _decode_whole_jpeg(content) if kind == JPEG else _decode_whole_other(content, kind)
+    # Frames of a GIF may be smaller or larger than the header says. Training takes a window of
+    # the size in the header.
+    if pixels.shape[0] < height or pixels.shape[1] < width:
+        raise ValueError(
+            f"the image has {pixels.shape[1]} x {pixels.shape[0]} pixels, but its header says"
+            f" {width} x {height}"
+        )
+    return pixels[:height, :width]
+
+
+def _decode_whole_jpeg(content: bytes) -> npt.NDArray[np.uint8]:
     import tensorflow as tf
 
     def decode_jpeg() -> tf.Tensor:
-        return tf.io.decode_jpeg(content, channels=3, dct_method="INTEGER_FAST")
+        return tf.io.decode_jpeg(content, channels=3, dct_method="INTEGER_ACCURATE")
 
-    lines = _capture_stderr(lambda: _decode_eagerly(decode_jpeg))
+    pixels, lines = _capture_stderr(lambda: decode_eagerly(decode_jpeg))
     warning = _CORRUPT_JPEG_WARNING.search(lines)
     if warning:
         raise ValueError(f"the JPEG is corrupt: {warning['detail'] or warning['message']}")
+    return pixels
 
 
-def _decode_eagerly(decoding: Callable[[], tf.Tensor]) -> npt.NDArray[np.uint8]:
+def _decode_whole_other(content: bytes, kind: int) -> npt.NDArray[np.uint8]:
+    import tensorflow as tf
+
+    if kind == ANY_CHANNELS:
+        return decode_eagerly(lambda: _to_rgb(_decode_any_channels(content)))
+    return decode_eagerly(lambda: tf.io.decode_image(content, channels=3, expand_animations=False))
+
+
+def decode_eagerly(decoding: Callable[[], tf.Tensor]) -> npt.NDArray[np.uint8]:
     """Decodes on the host.
 
+    Args:
+      decoding: returns the pixels.
+
     Raises:
-      ValueError: with the reason, without the names of TensorFlow's operations.
+      ValueError: if the content does not decode, with the reason, without the names of
+        TensorFlow's operations.
     """
     import tensorflow as tf
 
@@ -418,8 +425,8 @@ def _decode_eagerly(decoding: Callable[[], tf.Tensor]) -> npt.NDArray[np.uint8]:
         raise ValueError(f"the image does not decode ({reason})") from None
 
 
-def _capture_stderr(function: Callable[[], object]) -> str:
-    """Calls a function and returns its output to stderr, also from C code.
+def _capture_stderr(function: Callable[[], Result]) -> tuple[Result, str]:
+    """Calls a function; returns its result and its output to stderr, also from C code.
 
     Lines other than warnings about corrupt JPEGs are still written to stderr afterwards.
     """
@@ -428,7 +435,7 @@ def _capture_stderr(function: Callable[[], object]) -> str:
         stderr = os.dup(2)
         os.dup2(captured.fileno(), 2)
         try:
-            function()
+            result = function()
         finally:
             os.dup2(stderr, 2)
             captured.seek(0)
@@ -440,7 +447,7 @@ def _capture_stderr(function: Callable[[], object]) -> str:
             ]
             os.write(stderr, "".join(other_lines).encode())
             os.close(stderr)
-    return text
+    return result, text
 
 
 def _checked_header(kind: int, height: int, width: int) -> DecodedHeader:

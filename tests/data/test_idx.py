@@ -8,7 +8,7 @@ import pytest
 
 from hybrid_imagenet import data
 from hybrid_imagenet.data import pipeline
-from hybrid_imagenet.data.images import decode_to_pillow
+from hybrid_imagenet.data.images import decode_whole
 from hybrid_imagenet.data.sources import idx
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.order.sampling import Cursor, SampleOrder
@@ -51,7 +51,7 @@ def test_idx_source_returns_the_stored_pixels_and_labels(tmp_path):
         for channel in range(3):
             np.testing.assert_array_equal(pixels[..., channel], TRAIN[[3, 0]])
         contents, _ = source.read([3])
-        np.testing.assert_array_equal(decode_to_pillow(contents[0]), pixels[0])
+        np.testing.assert_array_equal(decode_whole(contents[0]), pixels[0])
         assert source.locate(3)[1] == 3
         assert source.reads.bytes_read > 0
 

@@ -1,4 +1,4 @@
-"""Tests that Pillow decodes images to the same pixels as TensorFlow does in training."""
+"""Tests which images are decoded, and that commands see the pixels of training."""
 
 import io
 import struct
@@ -10,8 +10,8 @@ import tensorflow as tf
 from PIL import Image
 
 from hybrid_imagenet import data
-from hybrid_imagenet.data import images
-from hybrid_imagenet.tools.data import data_command
+from hybrid_imagenet.data import images, pipeline
+from hybrid_imagenet.tools.data import data_command, prepare
 from tests.data import support
 
 
@@ -35,11 +35,63 @@ def deep_png(shape, seed=0):
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
+def transparent_gif():
+    colors = Image.open(io.BytesIO(support.jpeg(1))).quantize(8)
+    return images.encode(colors, "GIF", transparency=3)
+
+
+def cmyk_jpeg(*, adobe_marker):
+    """Returns a CMYK JPEG; Adobe's marker says that it stores 255 for no ink instead of 0."""
+    content = support.jpeg(2, 24, 24, "CMYK")
+    start = content.index(b"\xff\xee")
+    end = start + 2 + int.from_bytes(content[start + 2 : start + 4], "big")
+    return content if adobe_marker else content[:start] + content[end:]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        transparent_gif(),
+        cmyk_jpeg(adobe_marker=True),
+        cmyk_jpeg(adobe_marker=False),
+        support.jpeg(3, 33, 33),
+        support.png(4),
+        deep_png((20, 24, 1)),
+    ],
+    ids=["transparent GIF", "CMYK", "CMYK without marker", "JPEG", "PNG", "16 bits"],
+)
+def test_decode_whole_returns_the_pixels_of_evaluation(content):
+    # At the edges of a crop the decoder interpolates colors in another way, so JPEGs are squares.
+    _, height, width = images.decode_header(content)
+    source = support.MemorySource(1)
+    source.images = [content]
+    (element,) = pipeline.evaluation_batches(source, 1, image_size=height, crop_fraction=1.0)
+    left = (width - height) // 2
+    np.testing.assert_array_equal(
+        images.decode_whole(content)[:, left : left + height], element["image"].numpy()[0]
+    )
+
+
+def test_decode_whole_of_a_gif_with_a_smaller_frame_raises():
+    # Training would fail, because it takes a window of the size in the header.
+    content = bytearray(transparent_gif())
+    content[6:10] = struct.pack("<HH", 100, 90)
+    with pytest.raises(ValueError, match="has 24 x 20 pixels, but its header says 100 x 90"):
+        images.decode_whole(bytes(content))
+
+
+def test_prepare_with_resize_keeps_the_colors_of_a_cmyk_jpeg_without_marker(tmp_path):
+    content = cmyk_jpeg(adobe_marker=False)
+    resized, _, _ = prepare.shrink_image(content, *images.decode_header(content), 16, 100)
+    expected = images.decode_whole(content).mean((0, 1))
+    np.testing.assert_allclose(images.decode_whole(resized).mean((0, 1)), expected, atol=2)
+
+
 @pytest.mark.parametrize("channels", [1, 4])
 def test_prepare_of_images_of_16_bits_keeps_the_pixels_of_training(channels, tmp_path):
     content = deep_png((24, 32, channels))
     expected = tf.io.decode_image(content, channels=3, expand_animations=False).numpy()
-    np.testing.assert_array_equal(np.asarray(images.decode_to_pillow(content)), expected)
+    np.testing.assert_array_equal(images.decode_whole(content), expected)
     for split in data.SPLITS:
         support.write_folder(tmp_path / "from", split, [(content, 0)])
     target = tmp_path / "to"
@@ -73,7 +125,7 @@ def test_decode_header_of_a_bmp_with_a_palette_raises():
                 images.decode_header(content)
         else:
             expected = tf.io.decode_image(content, channels=3).numpy()
-            np.testing.assert_array_equal(np.asarray(images.decode_to_pillow(content)), expected)
+            np.testing.assert_array_equal(images.decode_whole(content), expected)
 
 
 def test_decode_header_of_a_progressive_jpeg_with_too_many_scans_raises():

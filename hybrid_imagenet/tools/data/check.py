@@ -93,7 +93,7 @@ def _check_records(source: Source, indices: range) -> tuple[list[str], list[int]
         label = _NO_LABEL
         try:
             content, label = source.read_one(index)
-            images.verify(content)
+            images.decode_whole(content)
         except BadRecord as error:
             faults.append(str(error))
         except ValueError as error:

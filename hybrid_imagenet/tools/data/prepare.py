@@ -404,15 +404,11 @@ def shrink_image(
     """
     from PIL import Image
 
-    # TensorFlow is imported only where it is needed, because images that are copied do not need it.
-    if kind == images.JPEG:
-        if min(height, width) <= max_shorter_side:
-            return content, height, width
-        import_tensorflow()
-        images.verify(content)
-    elif kind == images.ANY_CHANNELS:
-        import_tensorflow()
-    picture = images.decode_to_pillow(content)
+    if kind == images.JPEG and min(height, width) <= max_shorter_side:
+        return content, height, width
+    # TensorFlow is imported only here, because images that are copied do not need it.
+    import_tensorflow()
+    picture = Image.fromarray(images.decode_whole(content))
     scale = min(1.0, max_shorter_side / min(height, width))
     new_width = max(1, round(width * scale))
     new_height = max(1, round(height * scale))
