@@ -407,6 +407,9 @@ def _decode_whole_other(content: bytes, kind: int) -> npt.NDArray[np.uint8]:
 def decode_eagerly(decoding: Callable[[], tf.Tensor]) -> npt.NDArray[np.uint8]:
     """Decodes on the host.
 
+    An error that is not about the content, such as one about memory that ran out, is passed on: the
+    image may be intact.
+
     Args:
       decoding: returns the pixels.
 
@@ -420,7 +423,7 @@ def decode_eagerly(decoding: Callable[[], tf.Tensor]) -> npt.NDArray[np.uint8]:
         with tf.device("/cpu:0"):
             pixels: npt.NDArray[np.uint8] = decoding().numpy()
             return pixels
-    except tf.errors.OpError as error:
+    except tf.errors.InvalidArgumentError as error:
         reason = re.sub(r"\{\{.*?\}\} ?|\[Op:.*", "", str(error.message).splitlines()[0]).strip()
         raise ValueError(f"the image does not decode ({reason})") from None
 

@@ -87,6 +87,18 @@ def test_prepare_with_resize_keeps_the_colors_of_a_cmyk_jpeg_without_marker(tmp_
     np.testing.assert_allclose(images.decode_whole(resized).mean((0, 1)), expected, atol=2)
 
 
+@pytest.mark.parametrize(
+    "decode", [images.decode_whole, lambda image: images.check_decodes(image, 8)]
+)
+def test_decoding_that_runs_out_of_memory_is_not_an_error_of_the_image(decode, monkeypatch):
+    def run_out_of_memory(*arguments, **options):
+        raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
+
+    monkeypatch.setattr(tf.io, "decode_image", run_out_of_memory)
+    with pytest.raises(tf.errors.ResourceExhaustedError):
+        decode(support.png(1))
+
+
 @pytest.mark.parametrize("channels", [1, 4])
 def test_prepare_of_images_of_16_bits_keeps_the_pixels_of_training(channels, tmp_path):
     content = deep_png((24, 32, channels))

@@ -282,6 +282,29 @@ def test_example_reader_whose_directory_disappears_raises_its_name_and_skips_not
             examples.read(np.arange(3))
 
 
+@pytest.mark.parametrize("error_number", [errno.ENOMEM, errno.EMFILE])
+@pytest.mark.parametrize("form", ["imagenet", "folder", "parquet", "webdataset"])
+def test_example_reader_on_a_machine_at_its_limits_skips_nothing(
+    form, error_number, tmp_path, monkeypatch
+):
+    if form == "webdataset":
+        support.write_tars(tmp_path, "train", support.tiny("train"), 20)
+        source = data.open_source(form, str(tmp_path))
+    else:
+        source = data.open_source(make(form, tmp_path), str(tmp_path))
+
+    def fail(*arguments, **options):
+        raise OSError(error_number, os.strerror(error_number))
+
+    monkeypatch.setattr(pytest.importorskip("pyarrow.parquet"), "ParquetFile", fail)
+    monkeypatch.setattr(os, "open", fail)
+    monkeypatch.setattr(os, "pread", fail)
+    bad_records = BadRecords(source, "skip", 100)
+    with pytest.raises(UserError, match=r"may be intact\. Free memory, or raise the limit"):
+        ExampleReader(source, bad_records).read(np.arange(3))
+    assert not bad_records.reasons
+
+
 def test_image_that_disappears_from_its_directory_is_a_bad_record(tmp_path):
     source = data.open_source(make("folder", tmp_path), str(tmp_path))
     Path(source.locate(0)[0]).unlink()

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from hybrid_imagenet.data import listing, splits
 from hybrid_imagenet.data.datasets import DatasetRequest, SplitSummary
 from hybrid_imagenet.data.images import MAX_BYTES, SUFFIXES
-from hybrid_imagenet.data.sources.source import BadRecord, Source, raise_if_directory_vanished
+from hybrid_imagenet.data.sources.source import BadRecord, Source, raise_if_file_may_be_intact
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.files import read_regular
 
@@ -119,7 +119,7 @@ class FolderSource(Source):
         try:
             content = read_regular(file, MAX_BYTES)
         except OSError as error:
-            raise_if_directory_vanished(file)
+            raise_if_file_may_be_intact(file, error)
             raise BadRecord(file, offset, error.strerror or str(error)) from None
         self.reads.add(len(content))
         return content, int(self._labels[index])

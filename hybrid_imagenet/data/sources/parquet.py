@@ -22,7 +22,7 @@ from hybrid_imagenet.data import listing
 from hybrid_imagenet.data.datasets import DatasetRequest, SplitSummary
 from hybrid_imagenet.data.directories import Directory
 from hybrid_imagenet.data.listing import DatasetNote
-from hybrid_imagenet.data.sources.source import BadRecord, Source, raise_if_directory_vanished
+from hybrid_imagenet.data.sources.source import BadRecord, Source, raise_if_file_may_be_intact
 from hybrid_imagenet.errors import UserError, import_optional
 
 _FOOTER_THREADS = 16
@@ -137,7 +137,7 @@ class ParquetSource(Source):
         except (OSError, ValueError) as error:
             file, row = self.locate(index)
             if isinstance(error, OSError):
-                raise_if_directory_vanished(file)
+                raise_if_file_may_be_intact(file, error)
             reason = " ".join(str(error).split())[:_MAX_REASON_CHARACTERS]
             raise BadRecord(file, row, reason) from None
         row_in_group = index - int(self._groups.first_row[group])

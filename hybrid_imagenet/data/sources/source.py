@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import errno
 import functools
 import hashlib
 import os
@@ -21,13 +22,15 @@ import numpy.typing as npt
 
 from hybrid_imagenet import files
 from hybrid_imagenet.data.listing import DatasetNote
-from hybrid_imagenet.errors import StorageError
+from hybrid_imagenet.errors import StorageError, UserError
 
 Index = TypeVar("Index")
 # Names are hashed in chunks of this many, so that a million of them are not joined into one string.
 _NAMES_PER_CHUNK = 1 << 16
 # The keys of `Source.identity` that hold digests. Messages print them, and checkpoints store them.
 _DIGEST_KEYS = ("class names", "sizes of shards", "file names")
+# Errors of the machine: no memory, too many open files of this process, and of all processes.
+_SHORTAGES = (errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 # Linux allows a process 1,024 file descriptors by default. Leave half of them for everything else.
 _MAX_OPEN_FILES = 512
 
@@ -206,12 +209,26 @@ def _digest(names: Sequence[str]) -> str:
     return digest.hexdigest()[:16]
 
 
-def raise_if_directory_vanished(file: str) -> None:
-    """Raises StorageError if the directory of an unreadable file has vanished.
+def raise_if_file_may_be_intact(file: str, error: OSError) -> None:
+    """Raises an error if the reason why a file cannot be read is not the file itself.
 
-    That happens when it is unmounted. Without this check, `--bad_records=skip` would skip every
-    image. The caller handles a file that is missing among others, or at a URL.
+    This is so if the directory of the file has vanished, which happens when it is unmounted, or if
+    the machine is short of memory or of open files. Without this check, `--bad_records=skip` would
+    skip intact images. The caller handles a file that is missing among others, or at a URL.
+
+    Args:
+      file: the file.
+      error: why it cannot be read.
+
+    Raises:
+      UserError: if the machine is short of memory or of open files.
+      StorageError: if the directory has vanished.
     """
+    if error.errno in _SHORTAGES:
+        raise UserError(
+            f"{file} cannot be read ({error.strerror}). The file may be intact. Free memory, or"
+            " raise the limit of open files (ulimit -n), and start again."
+        )
     if files.is_url(file):
         return
     directory = Path(file).parent

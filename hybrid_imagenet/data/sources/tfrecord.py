@@ -35,7 +35,7 @@ from hybrid_imagenet.data.sources.source import (
     Source,
     load_index,
     load_or_build_index,
-    raise_if_directory_vanished,
+    raise_if_file_may_be_intact,
     read_at,
 )
 from hybrid_imagenet.errors import UserError
@@ -160,7 +160,7 @@ class ShardSource(Source):
         except RecordError as error:
             raise BadRecord(file, offset, str(error)) from None
         except OSError as error:
-            raise_if_directory_vanished(file)
+            raise_if_file_may_be_intact(file, error)
             raise BadRecord(file, offset, error.strerror or str(error)) from None
         return image, self._validate_label(index, label)
 

@@ -27,7 +27,7 @@ from hybrid_imagenet.data.sources.source import (
     BadRecord,
     Source,
     load_or_build_index,
-    raise_if_directory_vanished,
+    raise_if_file_may_be_intact,
 )
 from hybrid_imagenet.errors import UserError
 
@@ -163,7 +163,7 @@ class WebDatasetSource(Source):
             image = self._directory.read(self._files[file], offset, length)
         except OSError as error:
             path, begin = self.locate(index)
-            raise_if_directory_vanished(path)
+            raise_if_file_may_be_intact(path, error)
             raise BadRecord(path, begin, error.strerror or str(error)) from None
         if len(image) < length:
             raise BadRecord(*self.locate(index), "the file ends early")
