@@ -70,7 +70,7 @@ def run_command(function: Callable[[Sequence[str]], int | None], arguments: Sequ
         exit_code = function(arguments) or 0
     except UserError as error:
         exit_code = error.exit_code
-        _print_user_error(error)
+        print_user_error(error)
     except Exception as error:
         if interrupts.was_interrupted():
             raise KeyboardInterrupt from None
@@ -80,7 +80,8 @@ def run_command(function: Callable[[Sequence[str]], int | None], arguments: Sequ
     return exit_code
 
 
-def _print_user_error(error: UserError) -> None:
+def print_user_error(error: UserError) -> None:
+    """Prints an error as one line; one that all ranks share, on rank 0 only."""
     rank = _placement().rank
     if rank > 0 and isinstance(error, SharedError):
         return

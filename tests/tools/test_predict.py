@@ -5,8 +5,10 @@ import os
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from PIL import Image
 
+from hybrid_imagenet.data import images
 from hybrid_imagenet.errors import EXIT_USAGE
 from hybrid_imagenet.tools import predict
 from tests.tools.export.support import CLASSES, network, pixels, reference, save
@@ -87,7 +89,7 @@ def test_predict_uses_the_central_square(folder, capsys):
     ("arguments", "message"),
     [
         (
-            ["weights.npz", "0.png", "none.png"],
+            ["weights.npz", "none.png"],
             "none.png cannot be used: No such file or directory",
         ),
         (
@@ -97,7 +99,7 @@ def test_predict_uses_the_central_square(folder, capsys):
         (["weights.npz", "cut.png"], "cut.png cannot be used: the PNG is truncated"),
         (
             ["weights.npz", "damaged.png"],
-            "damaged.png cannot be decoded, because it is damaged. Use an intact image",
+            "damaged.png cannot be used: the image does not decode (Invalid PNG",
         ),
         (
             ["weights.npz", "/dev/zero"],
@@ -121,3 +123,26 @@ def test_predict_with_invalid_arguments_prints_one_line(folder, capsys, argument
     assert captured.err.startswith(f"error: {message}")
     assert captured.err.count("\n") == 1
     assert not captured.out
+
+
+def test_predict_with_unusable_images_names_them_and_predicts_the_others(folder, capsys):
+    unusable = ["text.png", "damaged.png", "none.png"]
+    assert predict.main(["weights.npz", "0.png", *unusable, "1.png", "--json"]) == EXIT_USAGE
+    captured = capsys.readouterr()
+    results = json.loads(captured.out)
+    assert [result["image"] for result in results] == ["0.png", "1.png"]
+    for result, values in zip(results, expected_probabilities(), strict=True):
+        printed = [entry["probability"] for entry in result["predictions"]]
+        np.testing.assert_allclose(printed, np.sort(values)[::-1][:5], rtol=0, atol=1e-5)
+    # Damage inside a file is found last, when the image is decoded.
+    named = [line.split()[1] for line in captured.err.splitlines()]
+    assert named == ["text.png", "none.png", "damaged.png"]
+
+
+def test_predict_that_runs_out_of_memory_does_not_blame_the_image(folder, capsys, monkeypatch):
+    def decode(*arguments, **options):
+        raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
+
+    monkeypatch.setattr(images, "decode", decode)
+    assert predict.main(["weights.npz", "0.png"]) == EXIT_USAGE
+    assert "The memory of the host is too small" in capsys.readouterr().err
