@@ -5,6 +5,7 @@ import pytest
 
 from hybrid_imagenet import config, data
 from hybrid_imagenet.data import class_sizes
+from hybrid_imagenet.data.sources.source import BadRecord
 from hybrid_imagenet.data.sources.wrappers import CachedSource, Subset
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.training import preflight
@@ -65,6 +66,32 @@ def test_count_classes_equals_the_labels_that_are_read(form, tmp_path):
     part = Subset(CachedSource(source, 0), np.array([1, 2, 5]))
     expected = np.bincount(labels[[1, 2, 5]], minlength=source.num_classes)
     assert class_sizes.count_classes(part, form).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(
+    ("label_type", "labels"),
+    [
+        ("int8", [2, None, 0, -1]),
+        ("uint8", [2, None, 0, 255]),
+        ("uint32", [2, None, 0, 2**32 - 1]),
+        ("uint64", [2, None, 0, 2**64 - 1]),
+        ("uint64", [2, None, 0, 2**63]),
+    ],
+)
+def test_count_classes_of_parquet_omits_the_rows_that_read_one_rejects(
+    label_type, labels, tmp_path
+):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    columns = {"image": [b"x"] * 4, "label": pyarrow.array(labels, label_type)}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "train.parquet")
+    source = data.open_source("parquet", str(tmp_path), num_classes=3)
+    assert class_sizes.count_classes(source, "parquet").tolist() == [1, 0, 1]
+    assert [source.read_one(row)[1] for row in (0, 2)] == [2, 0]
+    for row in (1, 3):
+        with pytest.raises(BadRecord):
+            source.read_one(row)
 
 
 def test_count_classes_without_stored_labels_omits_bad_records():

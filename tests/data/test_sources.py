@@ -681,3 +681,21 @@ def test_parquet_with_lists_of_images_or_labels_raises(columns, message, tmp_pat
     parquet.write_table(pyarrow.table(columns), tmp_path / "train.parquet")
     with pytest.raises(UserError, match=message):
         data.open_source("parquet", str(tmp_path), num_classes=2)
+
+
+@pytest.mark.parametrize("form", ["binary", "large_binary", "dictionary", "struct"])
+def test_parquet_with_any_form_of_bytes_returns_the_image(form, tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    if form == "struct":
+        image = pyarrow.array(
+            [{"bytes": IMAGE}], pyarrow.struct([("bytes", pyarrow.large_binary())])
+        )
+    elif form == "dictionary":
+        image = pyarrow.array([IMAGE]).dictionary_encode()
+    else:
+        image = pyarrow.array([IMAGE], form)
+    parquet.write_table(pyarrow.table({"image": image, "label": [1]}), tmp_path / "train.parquet")
+    source = data.open_source("parquet", str(tmp_path), num_classes=2)
+    assert source.read_one(0) == (IMAGE, 1)

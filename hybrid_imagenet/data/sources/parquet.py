@@ -124,7 +124,9 @@ class ParquetSource(Source):
                 raise UserError(
                     f"The labels in {path} cannot be read ({reason}). Restore the file."
                 ) from None
-            labels.append(column.fill_null(-1).to_numpy().astype(np.int64))
+            # An unsigned type cannot hold -1, so convert first. A number that int64 cannot hold
+            # becomes negative, and `read_one` reports its row.
+            labels.append(column.cast("int64", safe=False).fill_null(-1).to_numpy())
         return np.concatenate(labels)
 
     def read_one(self, index: int) -> tuple[bytes, int]:
@@ -314,7 +316,7 @@ def _find_columns(
 
 
 def _holds_one_image(column_type: Any) -> bool:
-    """Returns whether a column type is bytes, or a struct with a field `bytes`.
+    """Returns whether a column type is bytes in any form, or a struct with a field `bytes`.
 
     The Hugging Face hub uses such a struct.
     """
@@ -323,6 +325,8 @@ def _holds_one_image(column_type: Any) -> bool:
     if pyarrow.types.is_struct(column_type):
         position = column_type.get_field_index("bytes")
         return position >= 0 and _holds_one_image(column_type.field(position).type)
+    if pyarrow.types.is_dictionary(column_type):
+        return _holds_one_image(column_type.value_type)
     return (
         pyarrow.types.is_binary(column_type)
         or pyarrow.types.is_large_binary(column_type)
