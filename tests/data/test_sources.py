@@ -102,10 +102,10 @@ def test_tfrecord_without_class_names_needs_the_number_of_classes(tmp_path):
         tmp_path, "train", [(image, label - 1) for image, label in support.tiny("train")]
     )
     with pytest.raises(
-        BadRecord,
+        UserError,
         match="image/class/label is 0, but counts from 1: store labels that count from 0 in label",
     ):
-        data.open_source("tfrecord", str(tmp_path), num_classes=3).read(range(14))
+        data.open_source("tfrecord", str(tmp_path), num_classes=3)
 
 
 def test_digits_are_distinct_and_divided_by_class(tmp_path):
@@ -655,6 +655,43 @@ def test_tfrecord_with_other_than_one_image_and_one_class_number_is_a_bad_record
     with pytest.raises(BadRecord, match=reason) as error:
         source.read_one(1)
     assert error.value.offset == source.locate(1)[1]
+
+
+@pytest.mark.parametrize(
+    ("example", "reason"),
+    [
+        (
+            {"image": [IMAGE], "class": [1], "id": [b"abc"]},
+            r"the Example has no image/encoded with image/class/label or image with label\. It has"
+            r" class, id, image\. The other records .* Write them again, .* in image and",
+        ),
+        (
+            {"empty": [0], **{f"feature {number:02d}": [number] for number in range(14)}},
+            r"It has empty, feature 00, .*, feature 08 and 5 more\.",
+        ),
+        ({}, "It has no features"),
+        ({"image": [IMAGE], "label": [b"rose"]}, "label holds bytes instead of a class number"),
+    ],
+)
+def test_tfrecord_of_another_program_raises_an_error_that_names_its_features(
+    example, reason, tmp_path
+):
+    write_examples(tmp_path / "train-00000-of-00001", [example, example])
+    with pytest.raises(UserError, match=reason) as error:
+        data.open_source("tfrecord", str(tmp_path), num_classes=3)
+    assert "skip" not in str(error.value)
+
+
+def test_tfrecord_with_a_damaged_first_record_has_a_bad_record(tmp_path):
+    path = tmp_path / "train-00000-of-00001"
+    write_examples(path, [{"image": [IMAGE], "label": [1]}, {"image": [IMAGE], "label": [2]}])
+    content = bytearray(path.read_bytes())
+    content[40] ^= 1
+    path.write_bytes(content)
+    source = data.open_source("tfrecord", str(tmp_path), num_classes=3)
+    assert source.read_one(1) == (IMAGE, 2)
+    with pytest.raises(BadRecord, match="the checksum of the data does not match"):
+        source.read_one(0)
 
 
 @pytest.mark.parametrize(

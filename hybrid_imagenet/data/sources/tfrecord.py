@@ -54,6 +54,7 @@ _COMPRESSION_SUFFIX = re.compile(r"\.(gz|gzip|zlib|zz|zst|bz2|xz)$")
 # Part of the key of cached indices. Increase it when `ShardIndex` or `scan_shard` changes.
 _INDEX_VERSION = 3
 _SCAN_THREADS = 16
+_MAX_NAMED_FEATURES = 10
 FeatureValues = list[Any]
 """The values of one feature of an Example: bytes, integers or floating-point numbers."""
 
@@ -155,8 +156,7 @@ class ShardSource(Source):
         file, offset = self.locate(index)
         try:
             record = read_at(file, offset, int(self.index.length[index]), self.reads)
-            features = decode_example(unframe(record), self._feature_names)
-            image, label = self._image_and_label(features)
+            image, label = self._image_and_label(unframe(record))
         except RecordError as error:
             raise BadRecord(file, offset, str(error)) from None
         except OSError as error:
@@ -164,12 +164,40 @@ class ShardSource(Source):
             raise BadRecord(file, offset, error.strerror or str(error)) from None
         return image, self._validate_label(index, label)
 
-    def _image_and_label(self, features: Mapping[str, FeatureValues]) -> tuple[bytes, int]:
+    def check_first_record(self) -> None:
+        """Checks that the first record has the features that are read, unless it is damaged.
+
+        The others were written by the same program. If all of them were reported as bad records,
+        the advice would be to skip them.
+
+        Raises:
+          UserError: if the record is intact, but does not have one image and one class number.
+        """
+        path, offset = self.locate(0)
+        try:
+            # `read_at` would keep the file open, also on a rank that never reads it.
+            with files.open_regular(path, buffering=0) as file:
+                record = os.pread(file.fileno(), int(self.index.length[0]), offset)
+            self._image_and_label(unframe(record))
+        except FeatureError as error:
+            raise UserError(
+                f"{path}, offset {offset}: {error}. The other records are probably written in the"
+                " same way. Write them again, with the encoded image of each in"
+                f" {PLAIN_FORMAT.image} and its class number, counted from 0, in"
+                f" {PLAIN_FORMAT.label}."
+            ) from None
+        except (RecordError, OSError):
+            # It is reported as a bad record when it is read.
+            pass
+
+    def _image_and_label(self, payload: bytes) -> tuple[bytes, int]:
         """Returns the encoded image and the label, counted from 0, of an Example.
 
         Raises:
-          RecordError: if the Example does not have exactly one image and one class number.
+          FeatureError: if the Example does not have exactly one image and one class number.
+          RecordError: if the payload is not an Example.
         """
+        features = decode_example(payload, self._feature_names)
         for example_format in self._formats:
             images = features.get(example_format.image)
             labels = features.get(example_format.label)
@@ -177,32 +205,43 @@ class ShardSource(Source):
                 _check_features(example_format, images, labels)
                 return images[0], labels[0] - example_format.first_label
         pairs = [f"{known.image} with {known.label}" for known in self._formats]
-        raise RecordError(f"the Example has no {' or '.join(pairs)}")
+        raise FeatureError(
+            f"the Example has no {' or '.join(pairs)}. It has {_list_features(payload)}"
+        )
+
+
+def _list_features(payload: bytes) -> str:
+    """Returns the names of the features of a serialized Example that have values."""
+    names = sorted(decode_example(payload))
+    shown_names = ", ".join(names[:_MAX_NAMED_FEATURES])
+    if len(names) > _MAX_NAMED_FEATURES:
+        return f"{shown_names} and {len(names) - _MAX_NAMED_FEATURES} more"
+    return shown_names or "no features"
 
 
 def _check_features(
     example_format: ExampleFormat, images: FeatureValues, labels: FeatureValues
 ) -> None:
-    """Raises RecordError unless there are one encoded image and one class number."""
+    """Raises FeatureError unless there are one encoded image and one class number."""
     image_name = example_format.image
     label_name = example_format.label
     if len(images) > 1:
-        raise RecordError(f"{image_name} holds {len(images)} values: write one image per record")
+        raise FeatureError(f"{image_name} holds {len(images)} values: write one image per record")
     if not isinstance(images[0], bytes):
-        raise RecordError(
+        raise FeatureError(
             f"{image_name} holds {_type_name(images[0])} instead of the bytes of an encoded image"
         )
     if len(labels) > 1:
-        raise RecordError(
+        raise FeatureError(
             f"{label_name} holds {len(labels)} values, as one-hot or multiple labels do: write one"
             " class number per record"
         )
     if not isinstance(labels[0], int):
-        raise RecordError(f"{label_name} holds {_type_name(labels[0])} instead of a class number")
+        raise FeatureError(f"{label_name} holds {_type_name(labels[0])} instead of a class number")
     # If one label is too small, the writer counted from 0, so all others would be read as the class
     # before their own.
     if 0 <= labels[0] < example_format.first_label:
-        raise RecordError(
+        raise FeatureError(
             f"{label_name} is {labels[0]}, but counts from {example_format.first_label}: store"
             f" labels that count from 0 in {PLAIN_FORMAT.label}, and their images in"
             f" {PLAIN_FORMAT.image}"
@@ -245,6 +284,7 @@ def _open_plain_shards(
 ) -> ShardSource:
     """Opens shards that have no manifest."""
     source = ShardSource(shards, class_names)
+    source.check_first_record()
     names = _shard_like_names(directory)
     source.notes = listing.unassigned_files(str(directory), names, _shards_by_split_name(names))
     empty_shards = [
@@ -487,6 +527,10 @@ class RecordError(ValueError):
     """Reports bytes that are not the record or the Example that they should be."""
 
 
+class FeatureError(RecordError):
+    """Reports an intact Example whose features are not one image and one class number."""
+
+
 def masked_crc(data: bytes) -> int:
     """Returns the masked CRC-32C that TFRecords store.
 
@@ -577,13 +621,13 @@ def encode_example(features: Mapping[str, bytes | int]) -> bytes:
     return encoded
 
 
-def decode_example(payload: bytes, names: Iterable[str]) -> dict[str, FeatureValues]:
+def decode_example(payload: bytes, names: Iterable[str] | None = None) -> dict[str, FeatureValues]:
     """Returns the values of features of a serialized tf.train.Example.
 
     Args:
       payload: the serialized Example.
-      names: the features to return; those that the Example does not have, or that are empty, are
-        not in the result.
+      names: the features to return; None for all. Those that the Example does not have, or that
+        are empty, are not in the result.
 
     Raises:
       RecordError: if the bytes are not an Example.
@@ -593,7 +637,7 @@ def decode_example(payload: bytes, names: Iterable[str]) -> dict[str, FeatureVal
     except DecodeError as error:
         raise RecordError(f"the record is not an Example ({error})") from None
     values: dict[str, FeatureValues] = {}
-    for name in names:
+    for name in features if names is None else names:
         # Looking up a name that is missing would add it.
         if name not in features:
             continue
