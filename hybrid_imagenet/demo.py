@@ -87,4 +87,4 @@ def _print_next_steps(num_ranks: int) -> None:
         run="python" if num_ranks == 1 else f"hybrid-imagenet run -np {num_ranks}",
         ranks=pluralize(num_ranks, "rank"),
     )
-    command_line.print_escaped(next_steps)
+    command_line.print_escaped(*next_steps.splitlines())

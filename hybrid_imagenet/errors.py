@@ -181,11 +181,6 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def printable_lines(text: str) -> str:
-    """Returns text of several lines, after `printable` was applied to each line."""
-    return "\n".join(map(printable, text.split("\n")))
-
-
 def _as_utf8(text: str) -> str:
     """Decodes bytes that Python represents as surrogates; bytes that are not UTF-8 stay."""
     try:

@@ -12,7 +12,6 @@ from hybrid_imagenet.errors import (
     missing_module_message,
     missing_tensorflow_message,
     printable,
-    printable_lines,
     without_secrets,
 )
 from hybrid_imagenet.training.recorder import Recording
@@ -79,10 +78,6 @@ def test_printable_masks_secrets():
 )
 def test_printable_of_any_bytes_is_readable_or_escaped(text, expected):
     assert printable(text) == expected
-
-
-def test_printable_lines_keeps_newlines():
-    assert printable_lines("a\x1b\nb") == "a\\x1b\nb"
 
 
 def test_recording_writes_no_secrets_into_files_or_output(tmp_path, capsys, monkeypatch):

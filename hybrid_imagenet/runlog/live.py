@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
-from hybrid_imagenet.errors import printable_lines
+from hybrid_imagenet.errors import printable
 from hybrid_imagenet.runlog import summary as summaries
 from hybrid_imagenet.runlog.progress import EpochTable, RunStatus, accuracy_texts
 from hybrid_imagenet.startup import STARTUP_PROGRESS
@@ -140,7 +140,7 @@ class PlainView:
         if text not in self._printed_messages:
             self._printed_messages.add(text)
             self._in_table = False
-            self._write(printable_lines(text), "yellow")
+            self._write(printable(text), "yellow")
 
     def run_finished(self, summary: Mapping[str, Any] | None = None) -> None:
         """Prints the summary, if there is one."""

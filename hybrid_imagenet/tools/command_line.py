@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import logging
 import math
 import os
 import pathlib
@@ -27,7 +28,7 @@ from hybrid_imagenet.errors import (
     UserError,
     did_you_mean,
     missing_module_message,
-    printable_lines,
+    printable,
 )
 from hybrid_imagenet.options import SPELLING, normalize_flag
 from hybrid_imagenet.resilience import interrupts
@@ -65,6 +66,9 @@ def run_command(function: Callable[[Sequence[str]], int | None], arguments: Sequ
       The exit code (see `hybrid_imagenet.errors`). One of several ranks does not return after an
       error, but ends at once.
     """
+    # Messages of the package are logged here, unless a command has its own handler for them.
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_EscapingFormatter())
     exit_code = 0
     try:
         exit_code = function(arguments) or 0
@@ -78,6 +82,13 @@ def run_command(function: Callable[[Sequence[str]], int | None], arguments: Sequ
     if exit_code and _placement().size > 1:
         _exit_immediately(exit_code)
     return exit_code
+
+
+class _EscapingFormatter(logging.Formatter):
+    """Formats a log message as one line, as `print_escaped` does."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 def print_user_error(error: UserError) -> None:
@@ -102,7 +113,7 @@ def _print_exception(error: Exception) -> int:
     if isinstance(error, ModuleNotFoundError) and error.name == "tensorflow":
         print(missing_module_message(error), file=sys.stderr)
         return EXIT_USAGE
-    print_escaped(traceback.format_exc(), sys.stderr)
+    print_escaped(*traceback.format_exc().splitlines(), stream=sys.stderr)
     return EXIT_FAILURE
 
 
@@ -138,16 +149,17 @@ def start_single_process(command_name: str) -> None:
     comm.start()
 
 
-def print_escaped(text: str, stream: TextIO | None = None) -> None:
-    """Prints text with control characters escaped, so that names in it cannot act on a terminal.
+def print_escaped(*lines: str, stream: TextIO | None = None) -> None:
+    """Prints lines with control characters escaped.
 
-    Use it for text that may quote the name of a file, host, class or run.
+    Use it for text that may quote the name of a file, host, class or run. Such a name cannot act on
+    a terminal then, and a newline in it cannot begin another line.
 
     Args:
-      text: one or several lines.
+      *lines: the lines.
       stream: where to print; None for standard output.
     """
-    print(printable_lines(text), file=stream, flush=stream is not None)
+    print("\n".join(map(printable, lines)), file=stream, flush=stream is not None)
 
 
 def add_json_argument(parser: argparse.ArgumentParser) -> None:
@@ -276,7 +288,7 @@ def load_network(arguments: argparse.Namespace) -> TrainedNetwork:
 
 
 def _print_warning(message: str) -> None:
-    print_escaped(f"warning: {message}", sys.stderr)
+    print_escaped(f"warning: {message}", stream=sys.stderr)
 
 
 def _number_type(

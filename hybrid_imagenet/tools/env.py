@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> None:
     if options.json:
         print(json.dumps(description, indent=1))
     else:
-        command_line.print_escaped(format_text(description))
+        command_line.print_escaped(*format_text(description))
 
 
 def describe(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def _variables(environ: Mapping[str, str]) -> dict[str, str]:
     return variables
 
 
-def format_text(description: Mapping[str, Any]) -> str:
+def format_text(description: Mapping[str, Any]) -> list[str]:
     """Returns the facts of `describe` as lines of names and values."""
     rows = [
         (name, f"{description[name]['version']} ({description[name]['path']})")
@@ -146,9 +146,10 @@ def format_text(description: Mapping[str, Any]) -> str:
         rows.append((f"GPU {gpu['index']}", _gpu_text(gpu)))
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:<{width}}  {value}" for name, value in rows]
-    lines.append("environment variables:" if description["variables"] else "")
+    if description["variables"]:
+        lines.append("environment variables:")
     lines += [f"  {name}={value}" for name, value in description["variables"].items()]
-    return "\n".join(lines).rstrip("\n")
+    return lines
 
 
 def _package_text(name: str, version: str | None, description: Mapping[str, Any]) -> str:

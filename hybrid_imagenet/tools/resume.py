@@ -45,12 +45,12 @@ def main(arguments: Sequence[str]) -> None:
     command = resume_command(options.run, config, training_flags, options.np, options.hosts)
     changes = describe_changes(config["flags"], training_flags)
     for line in changes:
-        command_line.print_escaped(f"changed: {line}", sys.stderr)
+        command_line.print_escaped(f"changed: {line}", stream=sys.stderr)
     command_text = shlex.join(["hybrid-imagenet", *command])
     if options.dry_run:
-        command_line.print_escaped(command_text, sys.stdout)
+        command_line.print_escaped(command_text, stream=sys.stdout)
         return
-    command_line.print_escaped(command_text, sys.stderr)
+    command_line.print_escaped(command_text, stream=sys.stderr)
     sys.stderr.flush()
     os.execv(sys.executable, [sys.executable, "-m", "hybrid_imagenet", *command])
 

@@ -418,7 +418,7 @@ def _shipped_example(script: str) -> str:
             f" program are {', '.join(f'examples/{example}' for example in examples)}."
         )
     path = str(files.shipped_directory("examples") / name)
-    print_escaped(f"{script} is not in this directory, so {path} is used", sys.stderr)
+    print_escaped(f"{script} is not in this directory, so {path} is used", stream=sys.stderr)
     return path
 
 
@@ -582,7 +582,9 @@ def _print_start(options: argparse.Namespace, config: RunConfig | None) -> None:
         return
     reason = f", {options.reason}" if options.reason else ""
     hosts = options.host_discovery_script or options.hosts
-    print_escaped(f"starting {pluralize(options.np, 'rank')}{reason} ({hosts}) ...", sys.stderr)
+    print_escaped(
+        f"starting {pluralize(options.np, 'rank')}{reason} ({hosts}) ...", stream=sys.stderr
+    )
     sys.stderr.flush()
 
 

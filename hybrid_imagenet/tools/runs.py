@@ -56,7 +56,7 @@ def status(arguments: Sequence[str]) -> None:
         _STATUS_EPILOG,
         arguments,
     )
-    command_line.print_escaped(_describe(directory))
+    command_line.print_escaped(*_describe(directory))
 
 
 @command_line.command
@@ -74,7 +74,7 @@ def stop(arguments: Sequence[str]) -> None:
     state.stop(directory)
     while files.lock_holder(directory) is not None:
         time.sleep(_POLL_SECONDS)
-    command_line.print_escaped(_describe(directory))
+    command_line.print_escaped(*_describe(directory))
 
 
 def _runs_parser() -> command_line.Parser:
@@ -115,7 +115,7 @@ def _print_difference(paths: Sequence[str]) -> None:
     for name, values in load.differing_flags(runs):
         rows.append((name, *(value_cell(value) for value in values)))
     if rows:
-        command_line.print_escaped(format_table(("flag", *paths), rows))
+        command_line.print_escaped(*format_table(("flag", *paths), rows))
     else:
         command_line.print_escaped("All flags are the same.")
 
@@ -130,7 +130,7 @@ def _print_runs(directory: pathlib.Path) -> None:
         table = format_table((*_COLUMNS, "problem"), rows)
     else:
         table = format_table(_COLUMNS, [row[:-1] for row in rows])
-    command_line.print_escaped(table)
+    command_line.print_escaped(*table)
 
 
 def _runs_in(directory: pathlib.Path) -> list[pathlib.Path]:
@@ -186,8 +186,8 @@ def _format_date(seconds: float) -> str:
         return DASH
 
 
-def format_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Formats cells as aligned columns; columns of numbers are aligned to the right."""
+def format_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Returns lines with aligned columns; columns of numbers are aligned to the right."""
     lines = [[printable(cell) for cell in row] for row in (head, *rows)]
     widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
     formatted = []
@@ -196,7 +196,7 @@ def format_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         for name, width, cell in zip(head, widths, line, strict=True):
             cells.append(cell.rjust(width) if name in _RIGHT_ALIGNED else cell.ljust(width))
         formatted.append("  ".join(cells).rstrip())
-    return "\n".join(formatted)
+    return formatted
 
 
 def _nothing_to_stop_message(directory: pathlib.Path) -> str:
@@ -221,8 +221,8 @@ def _nothing_to_stop_message(directory: pathlib.Path) -> str:
     )
 
 
-def _describe(directory: pathlib.Path) -> str:
-    """Returns the state of a run, its results so far, and the command to continue or stop it."""
+def _describe(directory: pathlib.Path) -> list[str]:
+    """Returns lines: the state of a run, its results, and the command to continue or stop it."""
     run = load.load_run(directory)
     # A run may end between two records; then only its summary has the last step.
     last_step = run.summary.get("steps") or 0
@@ -235,4 +235,4 @@ def _describe(directory: pathlib.Path) -> str:
     ]
     if run.next_step:
         lines.append(run.next_step)
-    return "\n".join(lines)
+    return lines

@@ -239,7 +239,7 @@ def test_plain_view_prints_phase_above_trouble_below_and_the_header_after_a_mess
 def test_message_escapes_control_characters(mode):
     stream = io.StringIO()
     live.make_view(mode, stream, 5).message("lost a\x1b[2J.jpg\nand b")
-    assert stream.getvalue() == "lost a\\x1b[2J.jpg\nand b\n"
+    assert stream.getvalue() == "lost a\\x1b[2J.jpg\\nand b\n"
 
 
 @pytest.mark.parametrize("mode", ["plain", "none", "live"])

@@ -47,7 +47,7 @@ def host(monkeypatch):
 
 
 def test_env_text_has_versions_gpus_and_missing_packages(host):
-    lines = env.format_text(env.describe({"NCCL_DEBUG": "INFO", "HOME": "/root"})).splitlines()
+    lines = env.format_text(env.describe({"NCCL_DEBUG": "INFO", "HOME": "/root"}))
     words = {name: value.strip() for name, _, value in (line.partition("  ") for line in lines)}
     assert words["hybrid_imagenet"].startswith(f"{__version__} (/")
     assert words["tensorflow"] == "2.21.0 (built for CUDA 12.5.1, cuDNN 9)"
@@ -56,6 +56,12 @@ def test_env_text_has_versions_gpus_and_missing_packages(host):
     assert words["mpirun"] == "none: There is no mpirun on PATH."
     assert words["GPU 0"] == "NVIDIA H100, compute capability 9.0, 81559 MiB, driver 550.54"
     assert lines[-2:] == ["environment variables:", "  NCCL_DEBUG=INFO"]
+
+
+def test_env_prints_a_variable_with_a_newline_in_one_line(host, monkeypatch, capsys):
+    monkeypatch.setenv("NCCL_DEBUG", "INFO\nGPU 1  NVIDIA H100")
+    assert env.main([]) == 0
+    assert r"  NCCL_DEBUG=INFO\nGPU 1  NVIDIA H100" in capsys.readouterr().out.splitlines()
 
 
 def test_env_package_for_cpus_counts_as_tensorflow(host):

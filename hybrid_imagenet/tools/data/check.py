@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,16 +66,9 @@ def _check_manifest(source: tfrecord.ShardSource, split: str) -> Iterator[Datase
     yield from map(DatasetNote, _compare_shards(source.shards, entry["shards"]))
     location = f"{directory / tfrecord.MANIFEST}: {split}"
     for note in entry.get("notes", []):
-        yield DatasetNote(f"{location}: when the dataset was prepared: {_escape(note)}")
+        yield DatasetNote(f"{location}: when the dataset was prepared: {note}")
     for bad_record in entry.get("bad_records", []):
-        yield DatasetNote(
-            f"{location}: omitted when the dataset was prepared: {_escape(bad_record)}"
-        )
-
-
-def _escape(text: str) -> str:
-    """Returns text from a manifest in one line, with special characters escaped."""
-    return json.dumps(text)[1:-1]
+        yield DatasetNote(f"{location}: omitted when the dataset was prepared: {bad_record}")
 
 
 def _check_records(source: Source, indices: range) -> tuple[list[str], list[int]]:

@@ -204,9 +204,9 @@ def _check(arguments: argparse.Namespace) -> int:
             printed.add(note.text)
             if note.fault:
                 num_faults += 1
-                command_line.print_escaped(note.text, sys.stdout)
+                command_line.print_escaped(note.text, stream=sys.stdout)
             else:
-                command_line.print_escaped(f"note: {note.text}", sys.stdout)
+                command_line.print_escaped(f"note: {note.text}", stream=sys.stdout)
     print(pluralize(num_faults, "fault") if num_faults else "no faults")
     return EXIT_USAGE if num_faults else EXIT_OK
 

@@ -50,8 +50,10 @@ def main(arguments: Sequence[str]) -> None:
             " or --text."
         )
     if parsed.text:
-        runs = load.load_runs(parsed.runs)
-        command_line.print_escaped("\n\n".join("\n".join(summary_lines(run)) for run in runs))
+        for number, run in enumerate(load.load_runs(parsed.runs)):
+            if number:
+                print()
+            command_line.print_escaped(*summary_lines(run))
         return
     command_line.print_escaped(str(write(parsed.runs, parsed.out)))
 

@@ -3,6 +3,7 @@
 import fcntl
 import io
 import json
+import logging
 import os
 import shutil
 import signal
@@ -376,6 +377,31 @@ def test_check_and_prepare_report_skipped_files(tmp_path, capsys, caplog):
     out = capsys.readouterr().out
     assert "manifest.json: train: when the dataset was prepared: " in out
     assert "1 skipped, .zip is not supported" in out
+
+
+def test_check_and_prepare_print_a_file_name_with_newlines_in_one_line(
+    tmp_path, capsys, monkeypatch
+):
+    make("folder", tmp_path / "from")
+    forged = tmp_path / "from" / "train" / "n01" / "a\nno faults\n\x1b[2J.jpg"
+    forged.write_bytes(support.jpeg(1)[:100])
+    (forged.parent / "b\nno faults\n.zip").touch()
+    # pytest has a handler for messages that the package logs; a command has none.
+    monkeypatch.setattr(
+        logging.Logger, "callHandlers", lambda log, record: logging.lastResort.handle(record)
+    )
+    check = "check", "--dataset=folder", f"--data_dir={tmp_path / 'from'}"
+    assert run(*check) == 2
+    target = f"--to={tmp_path / 'to'}"
+    prepare = "prepare", "--from=folder", f"--data_dir={tmp_path / 'from'}", target
+    assert run(*prepare, "--bad_records=skip") == 0
+    assert run("check", "--dataset=tfrecord", f"--data_dir={tmp_path / 'to'}") == 2
+    captured = capsys.readouterr()
+    printed = captured.out + captured.err
+    assert printed.count(r"a\nno faults\n\x1b[2J.jpg") == 3
+    assert printed.count(r"b\nno faults\n.zip") == 3
+    assert "no faults" not in printed.splitlines()
+    assert "\x1b" not in printed
 
 
 def test_check_and_prepare_count_files_that_both_splits_skip_once(tmp_path, capsys, caplog):
