@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePath
 
@@ -271,7 +272,7 @@ def parse_class_list(file: Path | str, content: bytes) -> tuple[str, ...]:
             f"{file} has lines such as {names[0]!r}. Write one class name on each line, in the"
             " order of labels, without numbers and without a class for the background."
         )
-    name, count = collections.Counter(names).most_common(1)[0]
+    name, count = collections.Counter(map(normalize_name, names)).most_common(1)[0]
     if count > 1:
         raise UserError(
             f"{file} lists {name!r} on {count} of {len(names)} lines. Give each class its own name,"
@@ -316,12 +317,24 @@ def surplus_classes_message(class_list: Path | str, num_classes: int, largest_la
     )
 
 
+def normalize_name(name: str) -> str:
+    """Returns a class name in the composed Unicode form (NFC), to compare it with another.
+
+    Linux keeps file names as they were written, but a Mac writes them in the decomposed form. The
+    two forms of a name look equal.
+    """
+    return unicodedata.normalize("NFC", name)
+
+
 def class_difference(first: Sequence[str], second: Sequence[str]) -> str | None:
-    """Describes the first difference between two class lists, or returns None."""
+    """Describes the first difference between two class lists, or returns None.
+
+    The Unicode form of a name makes no difference.
+    """
     if len(first) != len(second):
         return f"{len(first)} classes and {len(second)}"
     for number, (name, other_name) in enumerate(zip(first, second, strict=True)):
-        if name != other_name:
+        if normalize_name(name) != normalize_name(other_name):
             return f"class {number} is {name!r} and {other_name!r}"
     return None
 

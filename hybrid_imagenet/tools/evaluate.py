@@ -339,8 +339,9 @@ def _open_source(arguments: argparse.Namespace, network: TrainedNetwork) -> Sour
                 arguments.dataset, source.num_classes, network.origin, num_classes
             )
         )
-    has_same_names = set(source.class_names) == set(network.class_names)
-    if has_same_names and source.class_names != network.class_names:
+    source_names = list(map(listing.normalize_name, source.class_names))
+    network_names = list(map(listing.normalize_name, network.class_names))
+    if source_names != network_names and set(source_names) == set(network_names):
         raise UserError(
             f"--dataset={arguments.dataset} has the classes of {network.origin} in another order."
             " Use the dataset of the training."

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -169,3 +170,51 @@ def test_notes_on_tar_files_name_missing_compressed_and_unlisted_ones(tmp_path):
         "skipped, not in _info.json; the first is train-0001.tar.gz" in note
         for note in notes("webdataset", tmp_path)
     )
+
+
+# The same word composed, as Linux programs write it, and decomposed, as a Mac writes it.
+COMPOSED = "caf\u00e9"
+DECOMPOSED = "cafe\u0301"
+
+
+def write_classes(directory, *names):
+    for number, name in enumerate(names):
+        (directory / name).mkdir(parents=True)
+        (directory / name / "a.jpg").write_bytes(support.jpeg(number))
+        (directory / name / "b.jpg").write_bytes(support.jpeg(number))
+
+
+@pytest.mark.parametrize(
+    ("train_name", "validation_name"), [(COMPOSED, DECOMPOSED), (DECOMPOSED, COMPOSED)]
+)
+def test_folder_whose_splits_have_different_unicode_forms_has_one_class(
+    train_name, validation_name, tmp_path
+):
+    write_classes(tmp_path / "train", train_name, "cake")
+    write_classes(tmp_path / "val", validation_name, "cake")
+    train, validation = (data.open_source("folder", str(tmp_path), split) for split in data.SPLITS)
+    assert train.class_names == validation.class_names == tuple(sorted((train_name, "cake")))
+    listing.check_splits("folder", train.class_names, validation.class_names)
+    labels = validation.read(range(4))[1].tolist()
+    for index, label in enumerate(labels):
+        directory = Path(validation.locate(index)[0]).parent.name
+        assert (directory == "cake") == (train.class_names[label] == "cake")
+
+
+@pytest.mark.parametrize("val_fraction", [0.0, 0.5])
+def test_folder_with_two_unicode_forms_of_a_class_raises(val_fraction, tmp_path):
+    write_classes(tmp_path / "train", COMPOSED, DECOMPOSED)
+    write_classes(tmp_path / ("other" if val_fraction else "val"), COMPOSED)
+    message = r"directories 'cafe\\u0301' and 'caf\\xe9' differ only in their Unicode form\. Move"
+    with pytest.raises(UserError, match=message):
+        data.open_source("folder", str(tmp_path), val_fraction=val_fraction)
+
+
+def test_class_difference_ignores_the_unicode_form():
+    assert listing.class_difference((COMPOSED, "tea"), (DECOMPOSED, "tea")) is None
+    assert listing.class_difference((COMPOSED,), ("cafe",)) == "class 0 is 'caf\u00e9' and 'cafe'"
+
+
+def test_class_list_with_two_unicode_forms_of_a_name_raises():
+    with pytest.raises(UserError, match=r"lists .* on 2 of 3 lines"):
+        listing.parse_class_list("labels.txt", f"{COMPOSED}\ntea\n{DECOMPOSED}\n".encode())

@@ -74,8 +74,8 @@ class FolderSource(Source):
         if val_fraction:
             images = [_select_split(names, val_fraction, split) for names in images]
         self._names: list[str] = []
-        for class_name, names in zip(self.class_names, images, strict=True):
-            self._names += [f"{class_name}/{name}" for name in names]
+        for directory_name, names in zip(tree.directory_names, images, strict=True):
+            self._names += [f"{directory_name}/{name}" for name in names]
         class_sizes = [len(names) for names in images]
         self._labels = np.repeat(np.arange(self.num_classes, dtype=np.int32), class_sizes)
         self.file_names = self._names
@@ -97,9 +97,9 @@ class FolderSource(Source):
     def _list_classes(self, tree: _Tree, *, count_empty_classes: bool) -> list[_ClassListing]:
         """Lists the class directories, and adds skipped files to `tree.skipped`."""
         with concurrent.futures.ThreadPoolExecutor(_LISTING_THREADS) as pool:
-            directories = [tree.root / name for name in self.class_names]
+            directories = [tree.root / name for name in tree.directory_names]
             listings = list(pool.map(_list_class, directories))
-        for class_name, class_listing in zip(self.class_names, listings, strict=True):
+        for class_name, class_listing in zip(tree.directory_names, listings, strict=True):
             if count_empty_classes and not class_listing.images:
                 tree.skipped.add("a class without images", class_name)
             for name, reason, is_fault in class_listing.skipped:
@@ -131,11 +131,14 @@ class _Tree(NamedTuple):
     Attributes:
       root: the directory that contains the class directories.
       class_names: names of the classes, sorted.
+      directory_names: name of the directory of each class. It may have another Unicode form than
+        the class name, and it may be missing from `root`.
       skipped: counts what else is in `root`, and classes of training that are missing.
     """
 
     root: Path
     class_names: tuple[str, ...]
+    directory_names: tuple[str, ...]
     skipped: listing.SkippedFiles
 
 
@@ -165,17 +168,21 @@ def _find_split(directory: Path, split: str, val_fraction: float = 0.0) -> _Tree
     class_names = tuple(_list_class_names(train_root))
     root = train_root if val_fraction else _find_split_root(directory, split)
     skipped = listing.SkippedFiles()
-    split_names = set(_list_class_names(root, skipped))
-    unknown_names = sorted(split_names - set(class_names))
-    if unknown_names:
-        name = unknown_names[0]
+    # The two splits may have been copied from different systems, so compare normalized names.
+    split_names = {listing.normalize_name(name): name for name in _list_class_names(root, skipped)}
+    directory_names = []
+    for class_name in class_names:
+        directory_name = split_names.pop(listing.normalize_name(class_name), None)
+        if directory_name is None:
+            skipped.add(f"no directory of this class in {root.name}", class_name)
+        directory_names.append(directory_name or class_name)
+    if split_names:
+        name = min(split_names.values())
         raise UserError(
             f"The training split has no class {name!r}, but {root / name} exists. Rename that"
             " directory, or move it away."
         )
-    for name in set(class_names) - split_names:
-        skipped.add(f"no directory of this class in {root.name}", name)
-    return _Tree(root, class_names, skipped)
+    return _Tree(root, class_names, tuple(directory_names), skipped)
 
 
 def _find_split_root(directory: Path, split: str) -> Path:
@@ -230,7 +237,7 @@ def _list_class_names(root: Path, skipped: listing.SkippedFiles | None = None) -
     """Returns the sorted class directories, and adds other entries to `skipped`.
 
     Raises:
-      UserError: if there are none.
+      UserError: if there are none, or if two of them differ only in their Unicode form.
     """
     class_names = []
     with os.scandir(root) as entries:
@@ -248,7 +255,16 @@ def _list_class_names(root: Path, skipped: listing.SkippedFiles | None = None) -
             f"{root} has no class directories. Move each image into a directory that is named after"
             " its class."
         )
-    return sorted(class_names)
+    class_names.sort()
+    first_by_key: dict[str, str] = {}
+    for name in class_names:
+        first = first_by_key.setdefault(listing.normalize_name(name), name)
+        if first != name:
+            raise UserError(
+                f"{root}: the class directories {first!a} and {name!a} differ only in"
+                " their Unicode form. Move the images of one of them into the other."
+            )
+    return class_names
 
 
 def _list_class(directory: Path) -> _ClassListing:
