@@ -4,7 +4,8 @@ import dataclasses
 import importlib.util
 import json
 import pathlib
-import re
+import runpy
+import sys
 import zipfile
 
 import keras
@@ -16,10 +17,12 @@ import tensorflow as tf
 from PIL import Image
 
 from hybrid_imagenet.checkpoints import archive, pretrained
+from hybrid_imagenet.data import images
 from hybrid_imagenet.errors import EXIT_USAGE, UserError
 from hybrid_imagenet.models import factory
 from hybrid_imagenet.tools import command_line, export_formats, predict
 from hybrid_imagenet.tools import export as program
+from tests.data import test_images
 from tests.tools.export.support import (
     CLASSES,
     assert_close,
@@ -29,6 +32,8 @@ from tests.tools.export.support import (
     save,
     small_network,
 )
+
+ONNX_EXAMPLE = pathlib.Path(__file__).parents[3] / "examples" / "onnx_predict.py"
 
 
 @pytest.fixture(scope="module")
@@ -99,38 +104,62 @@ def photograph(height, width):
     return Image.fromarray((np.asarray(shapes) + noise).clip(0, 255).astype(np.uint8))
 
 
+def photograph_file(form, size, **options):
+    return images.encode(photograph(*size), form, **options)
+
+
 @pytest.mark.parametrize(
-    ("form", "options", "size", "mean", "largest"),
+    ("content", "mean", "largest"),
     [
-        ("PNG", {}, (420, 560), 0, 0),
-        ("PNG", {}, (45, 70), 0, 0),
-        ("BMP", {}, (101, 97), 0, 0),
-        ("JPEG", {"quality": 90, "subsampling": 0}, (100, 130), 0, 0),
-        ("JPEG", {"quality": 90}, (420, 560), 0, 0),
-        ("JPEG", {"quality": 95, "progressive": True}, (100, 130), 0.1, 15),
+        pytest.param(photograph_file("PNG", (420, 560)), 0, 0, id="large PNG"),
+        pytest.param(photograph_file("PNG", (45, 70)), 0, 0, id="small PNG"),
+        pytest.param(photograph_file("BMP", (101, 97)), 0, 0, id="BMP"),
+        pytest.param(
+            photograph_file("JPEG", (100, 130), quality=90, subsampling=0), 0, 0, id="JPEG 4:4:4"
+        ),
+        pytest.param(photograph_file("JPEG", (420, 560), quality=90), 0, 0, id="large JPEG"),
+        pytest.param(
+            photograph_file("JPEG", (100, 130), quality=95, progressive=True),
+            0.1,
+            15,
+            id="progressive JPEG",
+        ),
+        pytest.param(test_images.deep_png((90, 70, 1)), 0, 0, id="gray of 16 bits"),
+        pytest.param(test_images.deep_png((90, 70, 2)), 0, 0, id="gray of 16 bits with alpha"),
+        pytest.param(test_images.deep_png((90, 70, 3)), 0, 0, id="RGB of 16 bits"),
+        pytest.param(test_images.deep_png((90, 70, 4)), 0, 0, id="RGBA of 16 bits"),
+        pytest.param(test_images.transparent_gif(), 0, 0, id="transparent GIF"),
+        pytest.param(test_images.cmyk_jpeg(adobe_marker=True), 1, 1, id="CMYK"),
+        pytest.param(test_images.cmyk_jpeg(adobe_marker=False), 1, 1, id="CMYK without marker"),
     ],
 )
-def test_onnx_program_of_the_documentation_agrees_with_predict(
-    form, options, size, mean, largest, stored, as_onnx, tmp_path, monkeypatch, capsys
-):
-    (tmp_path / "network.onnx").symlink_to(as_onnx)
-    photograph(*size).save(tmp_path / "cat.jpg", format=form, **options)
-    monkeypatch.chdir(tmp_path)
-    page = (pathlib.Path(__file__).parents[3] / "docs" / "export.md").read_text()
-    (snippet,) = re.findall(r"```python\n(.*?)```", page, re.S)
-    names = {}
-    exec(compile(snippet, "export.md", "exec"), names)
+def test_onnx_example_takes_the_pixels_of_predict(content, mean, largest, stored, tmp_path):
+    path = tmp_path / "cat.jpg"
+    path.write_bytes(content)
     network = pretrained.load(stored, print)
-    differences = np.abs(names["pixels"] - predict._decode_image(network, tmp_path / "cat.jpg"))
+    load_pixels = runpy.run_path(str(ONNX_EXAMPLE))["load_pixels"]
+    pixels = load_pixels(str(path), network.image_size, network.crop_fraction)
+    differences = np.abs(pixels - predict._decode_image(network, path))
     assert differences.mean() <= mean
     assert differences.max() <= largest
-    printed = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
-    (chances,) = predict.probabilities(network, [tmp_path / "cat.jpg"])
-    best = np.argsort(chances)[::-1][:5]
-    assert [name for _, name in printed] == [CLASSES[index] for index in best]
-    assert [float(text.rstrip("%")) for text, _ in printed] == pytest.approx(
-        100 * chances[best], abs=0.1
-    )
+
+
+def test_onnx_example_prints_the_classes_of_predict(stored, as_onnx, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    paths = [pathlib.Path("large.png"), pathlib.Path("small.png")]
+    for path, size in zip(paths, ((420, 560), (45, 70)), strict=True):
+        path.write_bytes(photograph_file("PNG", size))
+    monkeypatch.setattr(sys, "argv", [str(ONNX_EXAMPLE), str(as_onnx), *map(str, paths)])
+    runpy.run_path(str(ONNX_EXAMPLE), run_name="__main__")
+    lines = capsys.readouterr().out.splitlines()
+    network = pretrained.load(stored, print)
+    for path, chances in predict.probabilities(network, paths, pytest.fail):
+        assert lines.pop(0) == str(path)
+        for index in np.argsort(chances)[::-1][:5]:
+            percentage, name = lines.pop(0).split()
+            assert name == CLASSES[index]
+            assert float(percentage.rstrip("%")) == pytest.approx(100 * chances[index], abs=0.1)
+    assert not lines
 
 
 BLURRED = {"width": 4, "stem": "3x3_stride2", "blurpool": True}
