@@ -276,7 +276,8 @@ class DataFlags:
     )
     num_classes: int | None = option(
         None,
-        "Number of classes, if the files have no class names (manifest, labels.txt or metadata).",
+        "Number of classes, if the files have no class names (manifest, labels.txt or metadata), or"
+        " if some classes of a folder have no images.",
         minimum=1,
     )
     data_threads: int | None = option(

@@ -134,7 +134,8 @@ class DatasetRequest:
       data_dir: directory or URL of the dataset. `digits` is written there, by default to the
         user's cache directory. A URL needs `cache_dir`.
       split: "train" or "validation".
-      num_classes: number of classes of synthetic images, or of files that do not state it.
+      num_classes: number of classes of synthetic images, or of files that do not state it. For a
+        folder, the number of its directories, if some of them have no images.
       num_examples: number of images in the training split of a synthetic dataset.
       memory_bytes: limit on the bytes that are kept in memory, as Parquet row groups or as cache.
       cache: "encoded" keeps encoded images in memory after they were read; "none" keeps nothing.

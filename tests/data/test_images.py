@@ -105,7 +105,7 @@ def test_prepare_of_images_of_16_bits_keeps_the_pixels_of_training(channels, tmp
     expected = tf.io.decode_image(content, channels=3, expand_animations=False).numpy()
     np.testing.assert_array_equal(images.decode_whole(content), expected)
     for split in data.SPLITS:
-        support.write_folder(tmp_path / "from", split, [(content, 0)])
+        support.write_folder(tmp_path / "from", split, [(content, label) for label in range(3)])
     target = tmp_path / "to"
     directories = f"--data_dir={tmp_path / 'from'}", f"--to={target}"
     assert (

@@ -1,5 +1,6 @@
 """Tests which files belong to a split, which ones are missing, and which ones are skipped."""
 
+import dataclasses
 import os
 import shutil
 from pathlib import Path
@@ -91,8 +92,6 @@ def test_notes_on_a_folder_count_files_that_are_skipped(tmp_path):
         "e.jpg",
     ):
         (classes / name).touch()
-    (classes / "empty").mkdir()
-    (tmp_path / "validation" / "empty").mkdir()
     os.mkfifo(classes / "n02" / "pipe.jpg")
     skipped = notes("folder", tmp_path)
     assert notes("folder", tmp_path, "validation") == {}
@@ -102,7 +101,6 @@ def test_notes_on_a_folder_count_files_that_are_skipped(tmp_path):
         "1 skipped, a name without a suffix is not supported": True,
         "1 skipped, a directory inside a class directory": True,
         "1 skipped, not in a class directory": True,
-        "1 skipped, a class without images; the first is empty": True,
         "1 skipped, not a regular file": True,
         "1 skipped, hidden": False,
         "1 skipped, .txt is not supported": False,
@@ -218,3 +216,34 @@ def test_class_difference_ignores_the_unicode_form():
 def test_class_list_with_two_unicode_forms_of_a_name_raises():
     with pytest.raises(UserError, match=r"lists .* on 2 of 3 lines"):
         listing.parse_class_list("labels.txt", f"{COMPOSED}\ntea\n{DECOMPOSED}\n".encode())
+
+
+@pytest.mark.parametrize("val_fraction", [0.0, 0.5])
+def test_folder_with_directories_that_are_no_classes_raises_before_training(val_fraction, tmp_path):
+    write_classes(tmp_path / "train", "cat", "dog")
+    if not val_fraction:
+        write_classes(tmp_path / "val", "cat", "dog")
+    for name in ("@eaDir", "__MACOSX", "lost+found"):
+        (tmp_path / "train" / name).mkdir()
+    (tmp_path / "train" / "__MACOSX" / "._a.jpg").touch()
+    (tmp_path / "train" / "@eaDir" / "a.jpg").mkdir()
+    message = (
+        r"3 of 5 class directories in .*train have no images: @eaDir, __MACOSX, lost\+found\. Move"
+        r" them away, or set --num_classes=5 to keep"
+    )
+    request = data.DatasetRequest("folder", str(tmp_path), val_fraction=val_fraction)
+    for find in (request.probe, request.open):
+        with pytest.raises(UserError, match=message):
+            find()
+    source = dataclasses.replace(request, num_classes=5).open()
+    assert source.class_names == ("@eaDir", "__MACOSX", "cat", "dog", "lost+found")
+    with pytest.raises(UserError, match="3 of 5 class directories"):
+        dataclasses.replace(request, num_classes=4).open()
+
+
+def test_folder_with_many_empty_classes_names_the_first_ten(tmp_path):
+    write_classes(tmp_path / "train", "cat")
+    for number in range(12):
+        (tmp_path / "train" / f"n{number:02d}").mkdir()
+    with pytest.raises(UserError, match=r"no images: n00, .*, n09 and 2 more\. Move them away"):
+        data.open_source("folder", str(tmp_path))

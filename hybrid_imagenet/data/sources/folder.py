@@ -24,6 +24,7 @@ from hybrid_imagenet.files import read_regular
 # Listing a directory waits for storage, above all for a network file system, so directories are
 # listed by several threads.
 _LISTING_THREADS = 8
+_MAX_NAMED_CLASSES = 10
 _UNSUPPORTED_IMAGE_SUFFIXES = frozenset(
     (".avif", ".heic", ".heif", ".jfif", ".jp2", ".jpe", ".ppm", ".tif", ".tiff")
 )
@@ -34,14 +35,18 @@ _POSSIBLE_IMAGE_SUFFIXES = _UNSUPPORTED_IMAGE_SUFFIXES | _ARCHIVE_SUFFIXES | {""
 
 
 def probe_split(request: DatasetRequest) -> SplitSummary:
-    """Finds the class directories of a split, without listing their images."""
+    """Finds the class directories of a split, without listing all of their images."""
     split = _find_split(request.directory, request.split, request.val_fraction)
+    if request.split == "train":
+        with concurrent.futures.ThreadPoolExecutor(_LISTING_THREADS) as pool:
+            class_has_image = list(pool.map(_has_image, split.directories()))
+        _check_empty_classes(split, class_has_image, request.num_classes)
     return SplitSummary(f"found in {request.directory}", len(split.class_names))
 
 
 def open_split(request: DatasetRequest) -> Source:
     """Lists the images of a split."""
-    return FolderSource(request.directory, request.split, request.val_fraction)
+    return FolderSource(request.directory, request.split, request.val_fraction, request.num_classes)
 
 
 class FolderSource(Source):
@@ -56,19 +61,30 @@ class FolderSource(Source):
       split: "train" or "validation".
       val_fraction: fraction of each class that is used for validation instead of training (see
         `data.splits.validation_mask`); 0 if the two splits have their own directories.
+      num_classes: number of class directories, which says that those without images are meant to
+        be classes; None if it was not given.
 
     Raises:
-      UserError: if there are no classes or no images, or if a validation class does not exist in
-        the training split.
+      UserError: if there are no classes or no images, if a training class has no images, or if a
+        validation class does not exist in the training split.
     """
 
-    def __init__(self, directory: Path, split: str, val_fraction: float = 0.0) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        split: str,
+        val_fraction: float = 0.0,
+        num_classes: int | None = None,
+    ) -> None:
         super().__init__()
         tree = _find_split(directory, split, val_fraction)
         self.root = str(tree.root)
         self.class_names = tree.class_names
         self.num_classes = len(self.class_names)
-        listings = self._list_classes(tree, count_empty_classes=split == "train")
+        listings = self._list_classes(tree)
+        if split == "train":
+            class_has_image = [bool(class_listing.images) for class_listing in listings]
+            _check_empty_classes(tree, class_has_image, num_classes)
         self.notes = tree.skipped.notes(self.root)
         images = [class_listing.images for class_listing in listings]
         if val_fraction:
@@ -94,14 +110,11 @@ class FolderSource(Source):
                 f" or correct --data_dir.{first_note}"
             )
 
-    def _list_classes(self, tree: _Tree, *, count_empty_classes: bool) -> list[_ClassListing]:
+    def _list_classes(self, tree: _Tree) -> list[_ClassListing]:
         """Lists the class directories, and adds skipped files to `tree.skipped`."""
         with concurrent.futures.ThreadPoolExecutor(_LISTING_THREADS) as pool:
-            directories = [tree.root / name for name in tree.directory_names]
-            listings = list(pool.map(_list_class, directories))
+            listings = list(pool.map(_list_class, tree.directories()))
         for class_name, class_listing in zip(tree.directory_names, listings, strict=True):
-            if count_empty_classes and not class_listing.images:
-                tree.skipped.add("a class without images", class_name)
             for name, reason, is_fault in class_listing.skipped:
                 tree.skipped.add(reason, f"{class_name}/{name}", fault=is_fault)
         return listings
@@ -140,6 +153,10 @@ class _Tree(NamedTuple):
     class_names: tuple[str, ...]
     directory_names: tuple[str, ...]
     skipped: listing.SkippedFiles
+
+    def directories(self) -> list[Path]:
+        """Returns the directory of each class."""
+        return [self.root / name for name in self.directory_names]
 
 
 class _ClassListing(NamedTuple):
@@ -183,6 +200,34 @@ def _find_split(directory: Path, split: str, val_fraction: float = 0.0) -> _Tree
             " directory, or move it away."
         )
     return _Tree(root, class_names, tuple(directory_names), skipped)
+
+
+def _check_empty_classes(tree: _Tree, class_has_image: list[bool], num_classes: int | None) -> None:
+    """Raises UserError if training classes have no images, unless their number was given.
+
+    Such directories are often not meant as classes: file systems, archives and network drives
+    create `lost+found`, `__MACOSX` and `@eaDir`.
+
+    Args:
+      tree: the class directories of the training split.
+      class_has_image: for each class, whether it has an image.
+      num_classes: number of classes that the user has given, if any.
+    """
+    # If no class has an image, something else is wrong, and `FolderSource` reports it.
+    if all(class_has_image) or not any(class_has_image) or num_classes == len(class_has_image):
+        return
+    names = []
+    for name, has_image in zip(tree.class_names, class_has_image, strict=True):
+        if not has_image:
+            names.append(name)
+    shown_names = ", ".join(names[:_MAX_NAMED_CLASSES])
+    if len(names) > _MAX_NAMED_CLASSES:
+        shown_names += f" and {len(names) - _MAX_NAMED_CLASSES} more"
+    raise UserError(
+        f"{len(names)} of {len(class_has_image)} class directories in {tree.root} have no images:"
+        f" {shown_names}. Move them away, or set --num_classes={len(class_has_image)} to keep them"
+        " as classes."
+    )
 
 
 def _find_split_root(directory: Path, split: str) -> Path:
@@ -267,6 +312,17 @@ def _list_class_names(root: Path, skipped: listing.SkippedFiles | None = None) -
     return class_names
 
 
+def _has_image(directory: Path) -> bool:
+    """Returns whether a class has an image, without listing all of its files."""
+    with os.scandir(directory) as entries:
+        return any(_is_image(entry) for entry in entries)
+
+
+def _is_image(entry: os.DirEntry[str]) -> bool:
+    is_hidden = entry.name.startswith(".")
+    return not is_hidden and _suffix(entry.name) in SUFFIXES and _is_file_or_link(entry)
+
+
 def _list_class(directory: Path) -> _ClassListing:
     """Lists the files of a class; a directory that does not exist has none."""
     images: list[str] = []
@@ -276,10 +332,10 @@ def _list_class(directory: Path) -> _ClassListing:
     with os.scandir(directory) as entries:
         for entry in entries:
             suffix = _suffix(entry.name)
-            if entry.name.startswith("."):
-                skipped.append((entry.name, "hidden", False))
-            elif suffix in SUFFIXES and _is_file_or_link(entry):
+            if _is_image(entry):
                 images.append(entry.name)
+            elif entry.name.startswith("."):
+                skipped.append((entry.name, "hidden", False))
             elif suffix in SUFFIXES and not entry.is_dir():
                 skipped.append((entry.name, "not a regular file", True))
             elif entry.is_dir():

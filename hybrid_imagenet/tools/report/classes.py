@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hybrid_imagenet.errors import pluralize, printable
-from hybrid_imagenet.tools.report.tables import table
+from hybrid_imagenet.tools.report.tables import DASH, table
 
 # A larger confusion matrix does not fit on a page.
 _MAX_MATRIX_CLASSES = 30
@@ -97,15 +97,17 @@ def _matrix_table(results: ImageResults) -> str:
     names = [html.escape(str(name)) for name in results["class_names"]]
     rows = []
     for true_class, counts in enumerate(confusion_matrix(results)):
-        total = max(int(counts.sum()), 1)
+        total = int(counts.sum())
         cells = []
         for predicted_class, count in enumerate(counts.tolist()):
             css_class = " class=hit" if predicted_class == true_class else ""
-            cells.append(f'<td style="--part:{count / total:.3f}"{css_class}>{count or ""}</td>')
-        right_percent = 100 * counts[true_class] / total
+            part = count / max(total, 1)
+            cells.append(f'<td style="--part:{part:.3f}"{css_class}>{count or ""}</td>')
+        # A class without validation images is neither right nor wrong.
+        right = f"{100 * counts[true_class] / total:.1f} %" if total else DASH
         rows.append(
             f'<tr><th scope="row">{names[true_class]}</th>'
-            f'<td class="whole">{right_percent:.1f} %</td>{"".join(cells)}</tr>'
+            f'<td class="whole">{right}</td>{"".join(cells)}</tr>'
         )
     header = "".join(f'<th scope="col"><span>{name}</span></th>' for name in ["right", *names])
     return (

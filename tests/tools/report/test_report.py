@@ -235,6 +235,16 @@ def test_confusion_matrix_counts_every_validation_image(tmp_path, capsys, count)
     assert f"- val/b.png: <c{label[worst[1]]}> predicted as <c{predicted[worst[1]]}> (" in printed
 
 
+def test_confusion_matrix_of_a_class_without_images_shows_no_percentage():
+    results = {
+        "class_names": np.array(["ant", "bee", "cat"]),
+        "label": np.array([0, 0, 1]),
+        "predicted": np.array([0, 2, 2]),
+    }
+    right = re.findall(r"<td class=\"whole\">(.*?)</td>", classes._matrix_table(results))
+    assert right == ["50.0 %", "0.0 %", tables.DASH]
+
+
 def test_load_run_ignores_damaged_image_results(tmp_path):
     run = make_run(tmp_path / "run")
     (run / "image_results.npz").write_bytes(b"PK")
