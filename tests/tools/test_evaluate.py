@@ -79,13 +79,29 @@ def test_evaluate_with_auto_precision_of_a_float32_run_uses_float32(
     assert_same(result, recorded_results(run))
 
 
-def test_evaluate_with_other_class_names_prints_a_note(monkeypatch):
-    source = mock.Mock(num_classes=1, class_names=("tench",), notes=())
+def mock_source(monkeypatch, *class_names):
+    """Lets `evaluate` open a source with these classes, and returns it."""
+    source = mock.Mock(num_classes=len(class_names), class_names=class_names, notes=())
     monkeypatch.setattr(
         evaluate,
         "DatasetRequest",
         mock.Mock(**{"from_flags.return_value.open.return_value": source}),
     )
+    return source
+
+
+def test_evaluate_compares_class_names_without_their_unicode_form(monkeypatch):
+    network = mock.Mock(class_names=("caf\u00e9", "tea"), origin="run")
+    source = mock_source(monkeypatch, "cafe\u0301", "tea")
+    evaluate._open_source(mock.Mock(), network)
+    assert source.notes == ()
+    mock_source(monkeypatch, "tea", "cafe\u0301")
+    with pytest.raises(UserError, match="has the classes of run in another order"):
+        evaluate._open_source(mock.Mock(), network)
+
+
+def test_evaluate_with_other_class_names_prints_a_note(monkeypatch):
+    source = mock_source(monkeypatch, "tench")
     evaluate._open_source(mock.Mock(), mock.Mock(class_names=("n01",), origin="run"))
     text = "run has other class names (class 0 is 'n01' and 'tench'): labels are compared by number"
     assert [str(note) for note in source.notes] == [text]
