@@ -70,7 +70,7 @@ def _study(name: str, batch: int, nesterov: float, more: tuple[Point, ...], *not
     rivals = (
         (
             "default",
-            "hybrid, today's default",
+            "hybrid, default hand-over",
             ("--hybrid_ramp_epochs=0",),
             hybrid_points,
             COLD_START,

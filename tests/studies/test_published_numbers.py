@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from hybrid_imagenet.schedules import mlperf
 from studies import statistics
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -67,6 +68,19 @@ def test_differences_on_a_page_follow_from_the_csv_files(page, first, second):
 def test_accuracies_on_the_studies_page_follow_from_the_csv_files(arm):
     estimate = statistics.estimate(list(accuracies(*arm).values()))
     assert f"{estimate.mean:.2f} ± {estimate.half_width:.2f} %" in PAGES["studies"].read_text()
+
+
+@pytest.mark.parametrize(
+    ("batch", "step", "factor"),
+    [(64, 0.23, 16), (256, 0.47, 16), (1024, 0.94, 16), (1024, 1.9, 32)],
+)
+def test_steps_of_the_studies_are_the_stated_multiples_of_the_default_of_the_recipe(
+    batch, step, factor
+):
+    assert round(step / mlperf.tuned_step(batch)) == factor
+    row = rf"^\| {batch:,} \| default, relative step {step:g}, {factor} times"
+    assert re.search(row, (ROOT / "docs" / "methods.md").read_text(), re.M)
+    assert "16 times the default of `--recipe=hybrid`" in PAGES["README.md"].read_text()
 
 
 def test_difference_from_nesterov_is_not_significant_as_readme_states():
