@@ -17,8 +17,9 @@ have 32 pixels. These are 21 runs, three at a time on one GPU:
 
     python -m studies full_form --ranks=1 --seeds=3 --jobs=3 -- --data_dir=PAIRS
 
-A run took about 90 s on an H200 with three at a time, so all should take about 11 minutes (an
-estimate).
+Three at a time took 305 s on an H200 with `--nojit_compile`, so all should take about 36 minutes.
+The time with XLA is not known. Each run takes 21.6 GB of GPU memory, so set `--jobs=2` on a GPU
+with 80 GB to keep a margin.
 
 **`full_form_small`** trains a ResNet-8 with 8 to 32 channels in FP32 on two CPU cores, with the
 same images, batches and updates:

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from hybrid_imagenet.schedules import mlperf
-from studies import statistics
+from studies import command, records, results, statistics
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAGES = {"README.md": ROOT / "README.md", "studies": ROOT / "docs" / "studies" / "README.md"}
@@ -87,6 +87,24 @@ def test_difference_from_nesterov_is_not_significant_as_readme_states():
     mean, half_width = difference(CHOSEN_BY_HANDOVER, NESTEROV)
     assert math.fabs(mean) < half_width
     assert difference(CHOSEN_BY_FIGURE, NESTEROV)[0] < 0
+
+
+@pytest.mark.parametrize(
+    "name", ["warmup-epochs-256", "precision", "initialization", "batch_size_control"]
+)
+def test_seeds_that_would_decide_a_claim_follow_from_the_runs(name):
+    study = command.STUDIES[name]
+    with (ROOT / "docs" / "studies" / f"{name}.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    arms = []
+    for arm in study.arms:
+        of_arm = {int(row["seed"]): records._result(row) for row in rows if row["arm"] == arm.name}
+        arms.append(results.ArmResults(arm, of_arm, target=0.8))
+    seeds = {str(verdict.seeds) for verdict in results.verdicts(study, arms)}
+    open_claims = PAGES["studies"].read_text().partition("## What is open")[2]
+    stated = re.findall(rf"\| `{name}` \| [^|]+ \| (\d+) \|", open_claims)
+    assert stated
+    assert set(stated) <= seeds
 
 
 def test_gpu_speeds_in_readme_and_on_the_performance_page_follow_from_the_csv_file():
