@@ -117,6 +117,7 @@ RESULTS = (
     Result(
         "Goyal et al.", "32 x 8 P100, Ethernet 50G", 256, 8192, 90, 3600, 0.763, None, None, 0.90
     ),
+    # Computed by the authors from a run of 81 epochs in 66,790 s (docs/studies/hal.md).
     Result("NCSA HAL", "V100", 2, 416, 90, 74211, 0.76, 0.93),
     Result("NCSA HAL", "16 x 4 V100", 64, 13312, 90, 4071, 0.76, 0.93),
     # MLPerf's times until 75.9 % are means of the successful runs, without the fastest and the

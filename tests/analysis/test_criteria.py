@@ -121,6 +121,10 @@ def test_published_results_equal_the_printed_numbers():
     assert two.seconds == 20 * 3600 + 36 * 60 + 51
     assert two.seconds / sixty_four.seconds == pytest.approx(18.2, abs=0.05)
     assert two.seconds / sixty_four.seconds / 32 == pytest.approx(0.57, abs=0.005)
+    # HAL multiplied the time of 81 records by 90 / 81. The records span 80 epochs.
+    span = 66_790
+    assert two.seconds == round(span * 90 / 81)
+    assert span * 90 / 80 / sixty_four.seconds == pytest.approx(18.5, abs=0.05)
     assert round(100 * (JIA_ABLATION["LARS"] - JIA_ABLATION["none"]), 1) == 11.3
 
 
