@@ -12,6 +12,11 @@ SUMMARY = ROOT / "docs" / "papers.md"
 PAPERS = {"H": "Lu et al.", "S": "Mikami et al.", "J": "Jia et al.", "N": "HAL"}
 VERDICTS = ["supported", "not supported", "inconclusive", "not tested", "removed"]
 FORMULA = "Our formula equals an independent reference"
+# Supported rows that say only that the program has a setting of the paper.
+SETTINGS = {
+    *("H19", "H20", "H21", "H23", "H26", "H27", "H28", "H29", "H37", "H80"),
+    *("S12", "S21", "J6", "J8", "J10", "N1"),
+}
 
 Row = collections.namedtuple("Row", "number place claim where test verdict evidence")
 
@@ -88,6 +93,20 @@ def test_counts_of_both_pages_equal_the_table():
     assert f"All [{total} claims](dev/claims.md)" in summary
     for verdict, number in zip(VERDICTS, by_verdict, strict=True):
         assert f"| {verdict} | {number} |" in summary
+
+
+def test_summary_says_how_many_supported_claims_are_formulas_settings_and_findings():
+    supported = [row for row in rows() if row.verdict == "**supported**"]
+    formulas = {row.number for row in supported if FORMULA in row.evidence}
+    settings = {row.number for row in supported} & SETTINGS
+    assert settings == SETTINGS
+    assert not formulas & settings
+    findings = len(supported) - len(formulas) - len(settings)
+    assert (
+        f"Of the {len(supported)} supported claims, {len(formulas)} are formulas that equal an"
+        f" independent reference, {len(settings)} are settings that the program has, and"
+        f" {findings} are findings"
+    ) in " ".join(SUMMARY.read_text().split())
 
 
 def test_summary_has_only_verdicts_of_the_table():
