@@ -1,6 +1,8 @@
-"""Hybrid gradient computing exactly as Lu et al. print it.
+"""Hybrid gradient computing as Lu et al. print it, except for two details of LARS.
 
-`hybrid` reads the paper differently in some places; docs/hybrid.md compares the two line by line.
+As in You et al., weight decay is part of the ratio's denominator, and biases and normalization
+parameters have a ratio of 1. `hybrid` reads the paper differently in some places;
+docs/hybrid.md compares the two line by line.
 
 Command (24 GPUs, 6,144 images per step):
 
