@@ -27,6 +27,9 @@ class LAMB(GroupedOptimizer):
     Biases and normalization parameters take w -= lr r without decay, as in the authors' code; so
     does a layer whose |w| or |r| is 0. The function phi of the paper is the identity.
 
+    You et al. report 76.3 % top-1 for ResNet-50 at a batch of 32,768, with a learning rate that
+    grows with the square root of the batch.
+
     Example:
       schedule = hi.schedules.polynomial(0.01, epochs=90, power=1, warmup_epochs=5)
       optimizer = hi.DistributedOptimizer(hi.optimizers.LAMB(), schedule=schedule)
