@@ -11,6 +11,9 @@ at 64K images. This agrees with tuned LARS, whose momentum grows with the batch 
 has 0.952 at 64K. Read as printed, with 32768 and B above the line, the formula is
 m = 1 - 0.1 * B / 32768 (`--momentum_rule=noise_scale_inverse`), which gives 0.8 at 64K.
 
+The epochs at which the batches of experiments 1 to 3 change are readings: the columns of Table 3
+span several ranges of epochs, and the spans are lost in the text of the paper that we have.
+
 An epoch on the authors' clusters takes 1.4 to 2.5 s, so validations and checkpoints are four epochs
 apart.
 

@@ -6,7 +6,8 @@ Command (3,456 GPUs, 55,296 images per step):
 
 Published: 75.29 % top-1 in 122 s on 3,456 V100.
 
-Mikami et al. halve the number of workers at epoch 45 and double the images of each. The global
+Mikami et al. halve the number of workers, in our reading of Table 3 at epoch 45, and double the
+images of each. The global
 batch stays the same, so with a constant number of workers nothing changes.
 """
 

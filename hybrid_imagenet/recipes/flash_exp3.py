@@ -1,6 +1,6 @@
 """Experiment 3 of Mikami et al.: batch-size control and label smoothing.
 
-The batch grows from 54K to 64K images at epoch 30.
+The batch grows from 54K to 64K images at epoch 30, which is a reading of Table 3.
 
 Command (2,048 GPUs, 55,296 to 65,536 images per step):
 
