@@ -101,7 +101,8 @@ class RunFlags:
     stall_timeout: float = option(
         300.0,
         "End the job after this time without progress. A hung rank is named after 30 s, or"
-        " after half of this time if that is less. 0 disables.",
+        " after half of this time if that is less, or after four mean steps if these take longer."
+        " 0 disables.",
         unit="s",
         minimum=0,
     )
