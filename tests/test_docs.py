@@ -164,6 +164,22 @@ def test_guide_to_8_gpus_shows_the_output_of_a_command(command, tmp_path, monkey
     assert any(set(text.split("\n")) - {"", "..."} <= set(printed) for text in shown), printed
 
 
+def test_kubernetes_page_has_the_cores_that_plan_predicts_for_8_v100(capsys):
+    assert __main__.main(["plan", "--cluster=h1", "--hosts=1"]) == 0
+    cores = re.search(r"about (\d+) CPU cores.*; (\d+) with shards", capsys.readouterr().out)
+    text = " ".join((ROOT / "docs" / "kubernetes.md").read_text().split())
+    assert f"for 8 V100 needs about {cores[1]} cores" in text
+    assert f"about {cores[2]} with shards of `--resize=256`" in text
+
+
+@pytest.mark.parametrize("command", flag_help.EXAMPLES.values())
+def test_help_examples_for_8_gpus_and_more_train_the_recommended_recipe(command):
+    flags_and_ranks = training_of(shlex.split(command))
+    resolved = config.resolve(*flags_and_ranks)
+    if resolved.run.print_config_gpus or resolved.gpus >= FEWEST_GPUS:
+        assert resolved.run.recipe == "mlperf_lars"
+
+
 @pytest.fixture
 def example_directory(tmp_path, monkeypatch):
     """Changes to a directory with the files that the pages assume.

@@ -22,7 +22,8 @@ EXAMPLES = {
         "hybrid-imagenet train --dataset=folder --data_dir=photos --val_fraction=0.2"
     ),
     "Eight GPUs on two hosts (2,048 images per step)": (
-        "hybrid-imagenet run -np 8 -H a:4,b:4 -- --dataset=tfrecord --data_dir=/data"
+        "hybrid-imagenet run -np 8 -H a:4,b:4 -- --recipe=mlperf_lars --dataset=tfrecord"
+        " --data_dir=/data"
     ),
     "Continue a run that was stopped": (
         "hybrid-imagenet train --flagfile=digits --run_dir=runs/a --resume"
