@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -36,7 +35,9 @@ def is_number(value: Any) -> bool:
     """Returns whether a value is a finite number; true and false are not numbers."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return math.isfinite(value) and abs(value) <= _MAX_NUMBER
+    # Also false for NaN. Python compares an integer of any size with a float, but cannot convert
+    # an integer of hundreds of digits to one.
+    return abs(value) <= _MAX_NUMBER
 
 
 def is_count(value: Any) -> bool:

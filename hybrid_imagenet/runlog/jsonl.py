@@ -301,7 +301,8 @@ def _record_error(record: Mapping[str, Any]) -> str:
 def _is_finite(value: Any) -> bool:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
-    return math.isfinite(value)
+    # Also false for NaN, and for an integer of hundreds of digits, which no float can represent.
+    return abs(value) <= sys.float_info.max
 
 
 def _is_finite_or_null(value: Any) -> bool:

@@ -5,6 +5,7 @@ import dataclasses
 import errno
 import io
 import json
+import math
 import os
 import subprocess
 from pathlib import Path
@@ -369,6 +370,11 @@ def write_list(directory, splits):
         ("webdataset", lambda d: (d / "train-0.tar").touch(), "offset 0: .*empty file"),
         ("webdataset", lambda d: (d / "train-0.tar").write_bytes(bytes(10240)), "hold no samples"),
         ("webdataset", lambda d: write_list(d, {}), "does not list the files of train"),
+        (
+            "webdataset",
+            lambda d: write_list(d, {"train": list_entry(math.inf)}),
+            "does not list the files of train",
+        ),
         ("webdataset", lambda d: write_list(d, {"train": list_entry()}), "1 files but 0 lengths"),
         (
             "webdataset",

@@ -119,6 +119,16 @@ def test_write_to_a_full_disk_raises_user_error():
     [
         ('{"kind": "step", "step": "abc"}', 'step is "abc", not a whole number'),
         ('{"kind": "step", "step": 1e400}', "step is Infinity, not a whole number"),
+        # No float can represent these integers.
+        (f'{{"kind": "epoch", "epoch": {10**400}}}', "epoch is 1000*, not a number from 0"),
+        (
+            f'{{"kind": "epoch", "epoch": 1, "val_top1": -{10**400}}}',
+            "val_top1 is -1000*, not a number",
+        ),
+        (
+            f'{{"kind": "epoch", "epoch": 1, "trust_ratios": {{"conv1": {10**400}}}}}',
+            "trust_ratios .* not numbers by layer",
+        ),
         ('{"kind": "epoch", "epoch": [1]}', r"epoch is \[1\], not a number from 0"),
         ('{"kind": "epoch", "step": 1}', "the record of an epoch without its number"),
         ('{"kind": "epoch", "epoch": 1, "val_top1": "good"}', 'val_top1 is "good", not a number'),

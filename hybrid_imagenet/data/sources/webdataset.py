@@ -314,6 +314,7 @@ def _find_split_in_list(directory: Directory, split: str, content: bytes) -> _Sp
             listed_names.update(str(file) for file in other_entry.get("filenames", ()))
     except (
         ValueError,
+        OverflowError,
         KeyError,
         TypeError,
         AttributeError,
