@@ -21,6 +21,7 @@ from hybrid_imagenet.checkpoints.store import CheckpointStore
 from hybrid_imagenet.config import Origin, RunConfig, derived, stored
 from hybrid_imagenet.errors import UserError, without_secrets
 from hybrid_imagenet.runlog import jsonl, live, run_dir, summary, trackers
+from hybrid_imagenet.runlog import state as run_state
 from hybrid_imagenet.runlog.tensorboard import TensorBoard
 from hybrid_imagenet.startup import is_terminal_output
 from hybrid_imagenet.training import relative_step_advice
@@ -65,6 +66,10 @@ class Recording:
         self._earlier_level = logging.NOTSET
         # Arguments of `summary.summarize` that describe the run.
         self._summary_arguments: dict[str, Any] = {}
+        # Whether no step was left at the start.
+        self._was_over = False
+        # `RunState.recorded_at` at the start.
+        self._recorded_at_start = 0.0
         self.view = live.make_view(_view_mode(config, rank, size), sys.stdout, config.run.epochs)
         self._tensorboard: TensorBoard | None = None
         self._tracker: trackers.TrackerLog | None = None
@@ -143,10 +148,17 @@ class Recording:
         self._start_logging()
         if self._directory is None:
             return
+        self._was_over = is_over
+        self._recorded_at_start = state.recorded_at
+        epochs_planned = self._config.run.epochs
+        if is_over:
+            # The summary describes the run of config.json, which stays as it is.
+            stored_flags = stored.read(self._directory.path)["flags"]
+            epochs_planned = stored_flags.get("epochs", epochs_planned)
         self._summary_arguments = {
             "world_size": facts["world_size"],
             "images_per_epoch": facts["train_images"],
-            "epochs_planned": self._config.run.epochs,
+            "epochs_planned": epochs_planned,
             "target_asked": self._config.origins["target_top1"] is not Origin.DEFAULT,
             "num_classes": facts.get("num_classes"),
             "gpus": facts.get("gpu", "none") != "none",
@@ -286,14 +298,17 @@ class Recording:
     def finish(self, state: RunState) -> None:
         """Closes metrics.jsonl, then writes and prints the summary.
 
+        A session that neither trained nor recorded anything leaves summary.json as it is.
+
         Args:
           state: position at which the run ends.
         """
         if self._directory is None or self.writer is None:
             return
         self.writer.close()
+        records = jsonl.read_records(self.writer.path)
         values = summary.summarize(
-            jsonl.read_records(self.writer.path),
+            records,
             targets=self._config.evaluation.target_top1,
             workers=self._config.gpus,
             wall_seconds=state.seconds,
@@ -303,7 +318,10 @@ class Recording:
             run_dir=str(self._directory.path),
             **self._summary_arguments,
         )
-        self._directory.write_json("summary.json", values)
+        if self._was_over and state.recorded_at == self._recorded_at_start:
+            values |= self._complete_summary(records, values)
+        else:
+            self._directory.write_json("summary.json", values)
         self._close_view(values)
         if self.store is not None:
             self.store.wait()
@@ -317,6 +335,25 @@ class Recording:
             for line in lines:
                 self.view.message(line)
         self._directory.release()
+
+    def _complete_summary(
+        self, records: Sequence[Mapping[str, Any]], values: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        """Returns the summary of the session that ended the run; writes it if it is missing.
+
+        Args:
+          records: of the run.
+          values: their summary.
+        """
+        assert self._directory is not None
+        written_summary = summary.read_summary(self._directory.path)
+        if written_summary and run_state.describes_last_session(written_summary, records):
+            return written_summary
+        # A run that was killed before its planned end is not finished because this start asks for
+        # fewer epochs than it has trained.
+        if self._config.run.epochs >= values["epochs_planned"]:
+            self._directory.write_json("summary.json", values)
+        return values
 
     def keep_image_results(self, validation: Validation) -> None:
         """Writes the results of the last validation for each image to image_results.npz.

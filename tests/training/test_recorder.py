@@ -1,5 +1,6 @@
 """Recording: sessions of a run, damaged records, and the lines at the start and end."""
 
+import dataclasses
 import importlib.util
 import json
 import logging
@@ -15,7 +16,9 @@ from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.checkpoints.store import CheckpointStore
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.order.sampling import Cursor
+from hybrid_imagenet.runlog import state
 from hybrid_imagenet.tools import evaluate
+from hybrid_imagenet.tools.report import load
 from hybrid_imagenet.training.recorder import Recording, closing_lines
 
 FACTS = {"train_images": 100, "validation_images": 10, "world_size": 1, "precision": "float32"}
@@ -183,6 +186,45 @@ def test_recording_of_a_resume_without_a_step_keeps_config_json(tmp_path, monkey
         recording.interrupt()
         assert json.loads(written.read_text())["flags"]["lr"] == 1
     assert json.loads(written.read_text())["flags"]["data_dir"] == str(tmp_path / "set")
+
+
+@pytest.mark.parametrize(
+    ("epochs_done", "end", "flag", "expected_state"),
+    [
+        (9, "finished", "--epochs=4", state.FINISHED),
+        (9, "finished", "--max_steps=40", state.FINISHED),
+        (9, "killed", "--epochs=9", state.FINISHED),
+        (5, "preempted", "--epochs=4", state.STOPPED),
+        (5, "preempted", "--max_steps=40", state.STOPPED),
+        (5, "killed", "--epochs=4", state.KILLED),
+    ],
+)
+def test_recording_of_a_resume_without_a_step_keeps_the_state_of_the_run(
+    tmp_path, epochs_done, end, flag, expected_state
+):
+    run = tmp_path / "run"
+    position = RunState(
+        Cursor(epochs_done, 0),
+        10 * epochs_done,
+        finished_epochs=epochs_done,
+        recorded_at=float(epochs_done),
+    )
+    info = {"world_size": 1, "images_per_epoch": 100}
+    flags = [f"--run_dir={run}", "--warmup_epochs=0"]
+    first = Recording(config.resolve([*flags, "--epochs=9"]), 0, 1)
+    first.start(FACTS, info, RunState())
+    first.writer.write({"kind": "epoch", "epoch": epochs_done, "step": 10 * epochs_done})
+    if end == "killed":
+        first.interrupt()
+    else:
+        first.finish(dataclasses.replace(position, stop=end))
+        first.stop_logging()
+    for _ in range(2):
+        resumed = Recording(config.resolve([*flags, flag, "--resume"]), 0, 1)
+        resumed.start(FACTS, info, position, is_over=True)
+        resumed.finish(position)
+        resumed.stop_logging()
+        assert load.load_run(run).state == expected_state
 
 
 def test_recording_in_a_deleted_directory_is_rejected_after_a_validation(tmp_path):
