@@ -1,9 +1,9 @@
 """Writes and reads `metrics.jsonl`, the source of every other log and report.
 
 Each line is a JSON object, a record. Its key `kind` is `step` (every --log_every_steps steps),
-`epoch` (once per pass over the training set, with the results of validation if there was one), or
-`diverged` (training diverged at this step, and ended). Values that are not finite are written as
-null, because JSON cannot represent them.
+`epoch` (once per pass over the training set, with the results of validation if there was one),
+`diverged` (training diverged at this step, and ended) or `failed` (an error ended training). Values
+that are not finite are written as null, because JSON cannot represent them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MAX_SHOWN_CHARACTERS = 80
 _MAX_EPOCHS = 1_000_000
 
 KEYS: Mapping[str, str] = {
-    "kind": "`step`, `epoch` or `diverged`",
+    "kind": "`step`, `epoch`, `diverged` or `failed`",
     "epoch": (
         "epoch records: number of epochs that are done, such as 0.5 within an epoch; step records:"
         " the current epoch, from 1"
@@ -116,6 +116,7 @@ KEYS: Mapping[str, str] = {
         "norm of the update divided by the norm of the weights, by layer, in the last step of an"
         " epoch"
     ),
+    "error": "the error that ended training, in a record of kind `failed`",
 }
 """The meaning of each key.
 
@@ -326,6 +327,7 @@ _NUMBERS_BY_LAYER = FieldType("numbers by layer", json_fields.object_of(_is_fini
 _FIELD_TYPES = {
     "kind": FieldType("a text", json_fields.is_text, null=False),
     "val_split": FieldType("a text", json_fields.is_text),
+    "error": FieldType("a text", json_fields.is_text),
     "trust_ratios": _NUMBERS_BY_LAYER,
     "relative_updates": _NUMBERS_BY_LAYER,
     "step": FieldType("a whole number", _is_step, null=False),
@@ -379,11 +381,11 @@ def _is_later(record: Mapping[str, Any], step: int, epochs: float) -> bool:
     """Returns whether a record was written after a checkpoint.
 
     Args:
-      record: a step or epoch record.
+      record: of any kind. A continued run has not failed, so it does not keep that record.
       step: number of steps in the checkpoint.
       epochs: number of epochs with a record in the checkpoint. The record of an epoch may be
         missing although its last step was done, because validation comes between them.
     """
-    if (record.get("step") or 0) > step:
+    if record.get("kind") == "failed" or (record.get("step") or 0) > step:
         return True
     return record.get("kind") == "epoch" and (record.get("epoch") or 0) > epochs

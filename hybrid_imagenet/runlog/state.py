@@ -20,6 +20,7 @@ FINISHED = "finished"
 STOPPED = "stopped"
 KILLED = "killed"
 DIVERGED = "diverged"
+FAILED = "failed"
 UNKNOWN = "unknown"
 # A run on another host counts as killed after this time without a record.
 _MAX_SILENT_SECONDS = 1800.0
@@ -34,9 +35,9 @@ def run_state(
     """Returns the state of a run.
 
     A held lock shows that the run is running, on this host or on a file system that shares locks
-    between hosts. Otherwise the last record shows how the run ended. A run without an end was
-    killed if it ran on this host, which would see its lock, or if it has written nothing for half
-    an hour.
+    between hosts. Otherwise the last record shows how the run ended: it diverged, or failed with an
+    error. A run without an end was killed if it ran on this host, which would see its lock, or if
+    it has written nothing for half an hour.
 
     Args:
       directory: directory of the run.
@@ -46,8 +47,9 @@ def run_state(
     """
     if files.lock_holder(directory) is not None:
         return RUNNING
-    if records and records[-1].get("kind") == "diverged":
-        return DIVERGED
+    last_kind = records[-1].get("kind") if records else None
+    if last_kind in (DIVERGED, FAILED):
+        return str(last_kind)
     if summary:
         return STOPPED if summary.get("stop") == "preempted" else FINISHED
     is_this_host = host in ("", socket.gethostname())
@@ -75,6 +77,7 @@ def next_command(state: str, directory: pathlib.Path) -> str:
         STOPPED: f"hybrid-imagenet resume {run}",
         KILLED: f"hybrid-imagenet resume {run}",
         DIVERGED: f"hybrid-imagenet resume {run}, with a lower learning rate",
+        FAILED: f"hybrid-imagenet resume {run}, after you have removed the cause of the error",
         UNKNOWN: f"hybrid-imagenet resume {run}, if it no longer runs on its host",
     }.get(state, "")
 

@@ -51,8 +51,8 @@ def status(arguments: Sequence[str]) -> None:
     """Runs `status`."""
     directory = _parse_directory(
         "status",
-        "Prints the state of a run (running, finished, stopped, killed or diverged), its results so"
-        " far, and the command that continues or stops it.",
+        "Prints the state of a run (running, finished, stopped, failed, killed or diverged), its"
+        " results so far, and the command that continues or stops it.",
         _STATUS_EPILOG,
         arguments,
     )
@@ -214,7 +214,8 @@ def _nothing_to_stop_message(directory: pathlib.Path) -> str:
         return (
             f"{directory} does not run on this host. It was started on {hosts}, so stop it there."
         )
-    end = "diverged" if run.state == state.DIVERGED else f"was {run.state}"
+    ended_itself = run.state in (state.DIVERGED, state.FAILED)
+    end = run.state if ended_itself else f"was {run.state}"
     return (
         f"{directory} {end} at epoch {last_epoch:g} and no longer runs, so there is nothing to"
         f" stop. {run.next_step}"

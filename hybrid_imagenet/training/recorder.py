@@ -126,6 +126,25 @@ class Recording:
             if self._tracker is not None:
                 self._tracker.log(record)
 
+    def failure(self, state: RunState, reason: str) -> None:
+        """Records why training has failed.
+
+        Args:
+          state: position at which it failed.
+          reason: the line that is printed, without "error:".
+        """
+        if self.writer is None:
+            return
+        record = {
+            "kind": "failed",
+            "step": state.step,
+            "seconds": state.seconds,
+            "error": reason,
+        }
+        # The error that ended training is the one to report, even if the disk is full.
+        with contextlib.suppress(UserError):
+            self.writer.write(record)
+
     def start(
         self,
         facts: Mapping[str, Any],

@@ -22,7 +22,7 @@ from hybrid_imagenet.optimizers import restored_loss_scale
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
 from hybrid_imagenet.schedules import run_length
 from hybrid_imagenet.startup import STARTUP_PROGRESS
-from hybrid_imagenet.training import accumulators, build, restoring
+from hybrid_imagenet.training import accumulators, build, restoring, smaller_batch_advice
 from hybrid_imagenet.training.accumulators import ClassificationSums
 from hybrid_imagenet.training.components import RunComponents
 from hybrid_imagenet.training.inputs import replaced_on_all_ranks
@@ -118,12 +118,12 @@ class Trainer:
             self.save_callback.start(recording.store, self.callbacks, restored_states)
             try:
                 self.train()
-            except UserError as error:
+            except Exception as error:
                 try:
-                    if isinstance(error, DivergedError):
-                        recording.divergence(error.step, self.state.seconds, error.loss)
+                    self._record_failure(error)
                 finally:
-                    recording.interrupt()
+                    if isinstance(error, UserError):
+                        recording.interrupt()
                 raise
             watchdog.stop()
             recording.finish(self.state)
@@ -132,6 +132,25 @@ class Trainer:
             REQUESTS.end()
             watchdog.stop()
             recording.stop_logging()
+
+    def _record_failure(self, error: Exception) -> None:
+        """Records the error that ended training.
+
+        The loss of another rank is not recorded: the run was killed.
+        """
+        recording = self.components.recording
+        if isinstance(error, DivergedError):
+            recording.divergence(error.step, self.state.seconds, error.loss)
+            return
+        if lost_rank.is_lost_rank_error(error):
+            return
+        if out_of_memory.is_out_of_memory(error):
+            advice = smaller_batch_advice.advice(self.components.config)
+            error = out_of_memory.user_error(error, advice)
+        elif not isinstance(error, UserError):
+            # The message of a UserError is one line without secrets.
+            error = UserError(f"{type(error).__name__}: {error}")
+        recording.failure(self.state, str(error))
 
     def train(self) -> None:
         """Trains until the run is over, and calls the callbacks at all events.

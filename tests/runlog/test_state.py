@@ -13,6 +13,7 @@ from tests.support.processes import python
 
 HERE = socket.gethostname()
 EPOCH = {"kind": "epoch", "epoch": 1, "step": 40}
+FAILED = {"kind": "failed", "step": 44, "error": "a.jpg is damaged."}
 DIVERGED = {"kind": "diverged", "step": 44, "train_loss": None}
 
 
@@ -25,6 +26,8 @@ DIVERGED = {"kind": "diverged", "step": 44, "train_loss": None}
         ([EPOCH], {"steps": 40, "stop": "preempted"}, "other", 0, state.STOPPED),
         ([EPOCH, DIVERGED], {}, HERE, 0, state.DIVERGED),
         ([EPOCH, DIVERGED], {"steps": 40, "stop": "preempted"}, "other", 0, state.DIVERGED),
+        ([EPOCH, FAILED], {"steps": 44, "stop": "preempted"}, HERE, 0, state.FAILED),
+        ([EPOCH, FAILED], {}, "other", 0, state.FAILED),
         ([EPOCH], {}, HERE, 0, state.KILLED),
         ([], {}, HERE, 0, state.KILLED),
         ([EPOCH], {}, "other", 60, state.UNKNOWN),

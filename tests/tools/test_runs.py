@@ -86,6 +86,25 @@ def test_status_prints_the_command_that_continues_the_run(tmp_path, capsys):
     assert ", step 50, last record" in capsys.readouterr().out
 
 
+def test_status_and_report_of_a_failed_run_print_its_error(tmp_path, capsys):
+    run = make_run(tmp_path / "run", epochs=3, finished=False)
+    error = "a.jpg is damaged. Repair it."
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"kind": "failed", "step": 49, "error": error}) + "\n")
+    assert __main__.main(["status", str(run)]) == 0
+    first, outcome, following = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"{run}: failed, step 49, last record ")
+    assert outcome.endswith(f" The error that ended it: {error}")
+    assert (
+        following == f"To continue it: hybrid-imagenet resume {run}, after you have removed the"
+        " cause of the error"
+    )
+    assert __main__.main(["report", "--text", str(run)]) == 0
+    assert error in capsys.readouterr().out
+    assert __main__.main(["runs", str(tmp_path)]) == 0
+    assert " failed " in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("end", "message"),
     [
@@ -100,6 +119,10 @@ def test_status_prints_the_command_that_continues_the_run(tmp_path, capsys):
         (
             {"last": "diverged"},
             "diverged at epoch 3 and no longer runs, so there is nothing to stop. To continue it: ",
+        ),
+        (
+            {"last": "failed"},
+            "failed at epoch 3 and no longer runs, so there is nothing to stop. To continue it: ",
         ),
         (
             {},
@@ -117,7 +140,7 @@ def test_stop_of_an_ended_run_prints_how_it_ended(tmp_path, capsys, end, message
         summary.write_text(json.dumps(json.loads(summary.read_text()) | {"stop": end["summary"]}))
     if "last" in end:
         with (run / "metrics.jsonl").open("a") as file:
-            file.write('{"kind": "diverged", "step": 49}\n')
+            file.write(json.dumps({"kind": end["last"], "step": 49}) + "\n")
     description = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps(description | {"hosts": [socket.gethostname()]}))
     assert __main__.main(["stop", str(run)]) == 2

@@ -160,6 +160,8 @@ def test_run_with_a_bad_validation_image_ends_after_saving_the_epoch(pools, tiny
     (error,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     assert done.returncode == 2
     assert any(location in error for location in locations)
+    failure = program.records(run_dir)[-1]
+    assert (failure["kind"], f"error: {failure['error']}") == ("failed", error)
     # The ranks of the pool still hold the lock of their run, so a copy of it is resumed.
     run_dir = shutil.copytree(run_dir, tmp_path / "resumed")
     done = program.train_here(data, run_dir, "--resume", "--bad_records=skip")

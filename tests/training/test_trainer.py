@@ -13,8 +13,9 @@ from hybrid_imagenet.callbacks.divergence_guard import DivergedError
 from hybrid_imagenet.comm import SingleProcess, gpus
 from hybrid_imagenet.config import Origin
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.tools.report import load
 from hybrid_imagenet.training import trainer as trainer_module
-from tests.support import in_process
+from tests.support import in_process, program
 
 # The dataset has 1,500 images, so an epoch has three updates, the last of which wraps around.
 FLAGS = (
@@ -199,6 +200,55 @@ def test_run_that_fails_closes_its_records_and_releases_the_directory(tmp_path, 
         trainer.components.recording.writer.write({"kind": "step"})
     # The directory can be used again by a process other than the one that failed.
     files.lock(tmp_path / "run").close()
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (UserError("A record is bad. Replace it."), "A record is bad. Replace it."),
+        (ValueError("wrong\nshape"), r"ValueError: wrong\nshape"),
+        (
+            tf.errors.ResourceExhaustedError(None, None, "OOM when allocating a tensor"),
+            "The memory of the host is too small for this training. The batch has 500 images",
+        ),
+    ],
+)
+def test_run_that_fails_records_the_error_until_it_is_resumed(tmp_path, error, reason):
+    recordings = []
+
+    class FailingCallback(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            raise error
+
+    def callbacks(trainer):
+        recordings.append(trainer.components.recording)
+        return [FailingCallback()]
+
+    arguments = [*FLAGS, f"--run_dir={tmp_path / 'run'}", "--max_steps=2"]
+    with in_process.alone(), pytest.raises(type(error)):
+        train.run(config.resolve(arguments), SingleProcess(), callbacks)
+    # Unexpected errors end the process, which would close the records.
+    recordings[0].interrupt()
+    failed = load.load_run(tmp_path / "run")
+    assert failed.state == "failed"
+    assert failed.error.startswith(reason)
+    assert failed.summary["steps"] == 1
+    run(tmp_path, "--max_steps=2", "--resume")
+    finished = load.load_run(tmp_path / "run")
+    assert (finished.state, finished.error) == ("finished", "")
+    kinds = [record["kind"] for record in program.records(tmp_path / "run")]
+    assert "failed" not in kinds
+
+
+def test_run_that_loses_another_rank_does_not_record_an_error(tmp_path):
+    class FailingCallback(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            raise tf.errors.UnavailableError(None, None, "Collective ops is aborted by: rank 1")
+
+    arguments = [*FLAGS, f"--run_dir={tmp_path / 'run'}"]
+    with in_process.alone(), pytest.raises(tf.errors.UnavailableError):
+        train.run(config.resolve(arguments), SingleProcess(), lambda _: [FailingCallback()])
+    assert program.records(tmp_path / "run") == []
 
 
 def test_stop_request_of_any_rank_ends_the_run_after_the_step_and_saves(tmp_path):

@@ -118,6 +118,8 @@ def _judge_outcome(run: LoadedRun) -> tuple[str, str]:
     if run.divergence_record is not None:
         return BAD, _describe_divergence(run, run.divergence_record)
     verdict, text = _judge_accuracy(run)
+    if run.error:
+        text += f" The error that ended it: {run.error}"
     losses = loss_far_above_guessing(run)
     if losses is None:
         return verdict, text

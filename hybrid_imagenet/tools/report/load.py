@@ -47,6 +47,7 @@ class LoadedRun:
       state: one of the states in `runlog.state`.
       origins: what set each flag (default, recipe, command line ...).
       divergence_record: the last record of a run that ended because it diverged; else None.
+      error: the error that ended a run that failed; else empty.
     """
 
     name: str
@@ -59,6 +60,7 @@ class LoadedRun:
     state: str
     origins: dict[str, str]
     divergence_record: dict[str, Any] | None
+    error: str
 
     @functools.cached_property
     def image_results(self) -> dict[str, npt.NDArray[Any]] | None:
@@ -209,6 +211,7 @@ def load_run(path: str | os.PathLike[str]) -> LoadedRun:
         state=run_state,
         origins=dict(config["origins"]),
         divergence_record=records[-1] if run_state == state.DIVERGED else None,
+        error=(records[-1].get("error") or "") if run_state == state.FAILED else "",
     )
 
 
