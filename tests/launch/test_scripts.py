@@ -1,5 +1,6 @@
 """Tests all scripts, their help, and the files for containers and schedulers."""
 
+import ast
 import copy
 import re
 import shutil
@@ -50,7 +51,10 @@ def test_dockerignore_keeps_files_that_the_image_needs():
         for line in (ROOT / ".dockerignore").read_text().splitlines()
         if line.startswith("!")
     }
-    assert {"flags", "hybrid_imagenet", "launch", "pyproject.toml", "setup.py"} <= kept
+    assert {"hybrid_imagenet", "launch", "pyproject.toml", "setup.py"} <= kept
+    # The program looks for these directories next to the package.
+    shipped = re.search(r"^SHIPPED_DIRECTORIES = (.*)$", (ROOT / "setup.py").read_text(), re.M)
+    assert set(ast.literal_eval(shipped[1])) <= kept
 
 
 STUB_HOROVOD = """
