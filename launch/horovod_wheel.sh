@@ -66,7 +66,7 @@ check_machine() {
   local free
   if [[ $kind == gpu ]]; then
     [[ -x $(cuda_home)/bin/nvcc ]] ||
-      die "nvcc was not found. Install the CUDA toolkit and set CUDA_HOME, or use --cpu."
+      die "nvcc was not found${CUDA_HOME:+ in CUDA_HOME=$CUDA_HOME}. Install the CUDA toolkit and set CUDA_HOME, or use --cpu."
     check_gpus
   fi
   ! is_cached || return 0

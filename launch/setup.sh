@@ -43,6 +43,8 @@ main() {
   # This file exists while packages are installed. If a setup finds it, an earlier one was killed or failed meanwhile,
   # and pip may take a package for installed of which only some files exist.
   unfinished_file=$venv_dir/.hybrid_imagenet_unfinished
+  # An environment gets this name before it is removed. If the removal is interrupted, the next setup continues it.
+  removed_dir=$venv_dir.removed_by_setup
   [[ -n $kind ]] || kind=$(sed -n 's/^kind //p' "$stamp_file" 2>/dev/null || true)
   kind=${kind:-cpu}
   choose_tensorflow
@@ -61,8 +63,10 @@ main() {
   mkdir -p "$cache_dir/logs" || die "Cannot write to $cache_dir. Set XDG_CACHE_HOME to a directory that you own."
   local lock
   lock=$cache_dir/$(printf '%s' "$venv_dir" | cksum | tr ' ' -).lock
-  exec 8>"$lock"
-  flock -n 8 || { say "waiting for another setup of $venv_dir ..." && flock 8; }
+  # Open the file without emptying it, because it has the process number of the setup that holds the lock.
+  exec 8<>"$lock"
+  flock -n 8 || { say "waiting for another setup of $venv_dir (process $(head -c 20 "$lock")) ..." && flock 8; }
+  printf '%s\n' "$$" >"$lock"
   # The other setup may have made the same environment.
   up_to_date "$kind" && exit 0
   log_file=$cache_dir/logs/setup-$(date +%Y%m%d-%H%M%S)-$$.log
@@ -134,8 +138,10 @@ find_python() {
   [[ -z ${HYBRID_IMAGENET_PYTHON:-} ]] || candidates=("$HYBRID_IMAGENET_PYTHON")
   for candidate in "${candidates[@]}"; do
     # Run it, because a shim on the PATH may belong to a version that is not installed.
-    answer=$("$candidate" -ISc 'import sys; print(sys.executable, "%d.%d" % sys.version_info[:2])' 2>/dev/null) ||
+    if ! answer=$("$candidate" -ISc 'import sys; print(sys.executable, "%d.%d" % sys.version_info[:2])' 2>/dev/null); then
+      [[ -z ${HYBRID_IMAGENET_PYTHON:-} ]] || reason="$candidate does not run"
       continue
+    fi
     case ${answer##* } in 3.11 | 3.12 | 3.13) ;; *)
       reason="${reason:+$reason, }$candidate is ${answer##* }"
       continue
@@ -165,17 +171,23 @@ check_disk() {
 # count_seconds TITLE: prints for how long a step has been running, until it is killed. On a terminal it updates the line
 # every second, elsewhere it prints every half minute.
 count_seconds() {
-  local never start=$SECONDS
+  local never parent start=$SECONDS next=30
   # Nothing is ever written to this pipe, so reading from it waits. Unlike sleep, it needs no process.
   exec {never}<> <(:)
-  # If setup.sh is killed, nothing else would end this function.
-  while kill -0 "$$" 2>/dev/null; do
+  # The number of the parent changes as soon as setup.sh has ended, even while its process is not reaped.
+  while read -r _ _ _ parent _ </proc/self/stat && [[ $parent == "$$" ]]; do
+    read -rt 1 -u "$never" || true
     if [[ -t 2 ]]; then
-      read -rt 1 -u "$never" || printf '\r%s ... %d s ' "$1" $((SECONDS - start)) >&2
-    else
-      read -rt 30 -u "$never" || printf '%d s ... ' $((SECONDS - start)) >&2
+      printf '\r%s ... %d s ' "$1" $((SECONDS - start)) >&2
+    elif ((SECONDS - start >= next)); then
+      printf '%d s ... ' $((SECONDS - start)) >&2
+      next=$((next + 30))
     fi
   done
+  # setup.sh was killed. Without this, the step would go on and keep the next setup waiting.
+  kill -TERM -- "-$step_group" 2>/dev/null || true
+  read -rt 10 -u "$never" || true
+  kill -KILL -- "-$step_group" 2>/dev/null || true
 }
 
 # step TITLE COMMAND...: runs a command, prints one line, and writes its output to the log.
@@ -184,13 +196,14 @@ step() {
   shift
   printf '%s ... ' "$title" >&2
   printf '\n== %s\n' "$title" >>"$log_file"
-  # Start the command in its own process group, so that an interruption can end all of its processes.
+  # Start the command in its own process group, so that an interruption can end all of its processes. The counter has its
+  # own group too, because a signal that kills the group of setup.sh must not end it.
   set -m
   "$@" >>"$log_file" 2>&1 </dev/null &
   step_group=$!
-  set +m
   count_seconds "$title" 8>&- &
   counter=$!
+  set +m
   wait "$step_group" || result=$?
   stop_counter
   [[ ! -t 2 ]] || printf '\r%s ... ' "$title" >&2
@@ -253,7 +266,7 @@ open_mpi_reason() {
 install_all() {
   local kind=$1 gigabytes=$ENVIRONMENT_GB_CPU tensorflow=tensorflow-cpu
   [[ $kind == cpu ]] || gigabytes=$ENVIRONMENT_GB_GPU tensorflow='tensorflow[and-cuda]'
-  if [[ -e $venv_dir && ! -e $venv_dir/pyvenv.cfg ]]; then
+  if [[ -e $venv_dir && ! -e $venv_dir/pyvenv.cfg && ! -e $unfinished_file ]]; then
     die "$venv_dir exists, but is not a virtual environment. Move it away, or set HYBRID_IMAGENET_VENV."
   fi
   local present before
@@ -271,7 +284,10 @@ install_all() {
     find_python
     check_disk "$gigabytes"
     "$launch_dir/horovod_wheel.sh" --check "$kind" "$python"
-    rm -rf "$venv_dir"
+    rm -rf "$removed_dir"
+    # Rename it first, because what is left of an environment after half a removal is not recognized as one.
+    [[ ! -e $venv_dir ]] || mv "$venv_dir" "$removed_dir"
+    rm -rf "$removed_dir"
     mkdir -p "$venv_dir"
     install "creating the environment $venv_dir ($("$python" -V))" "$python" -m venv "$venv_dir"
   else

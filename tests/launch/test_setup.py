@@ -6,6 +6,7 @@ The tests themselves run in an environment that launch/setup.sh has installed.
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import tomllib
@@ -16,6 +17,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from tests.launch.shell import LAUNCH, ROOT, environment, error_line, run
+from tests.support import processes
 
 SETUP = LAUNCH / "setup.sh"
 
@@ -202,6 +204,99 @@ def test_setup_after_one_that_was_killed_during_pip_install_starts_from_scratch(
     assert (venv / "complete").exists()
 
 
+def copy_of_setup(tmp_path, **programs):
+    """Returns a function that starts a setup with FAKE_PYTHON, and its environment.
+
+    Args:
+      tmp_path: gets the files.
+      programs: scripts by name that replace programs on the PATH.
+    """
+    launch = tmp_path / "checkout" / "launch"
+    shutil.copytree(LAUNCH, launch)
+    shutil.copy(ROOT / "pyproject.toml", launch.parent)
+    (launch / "horovod_wheel.sh").write_text("#!/bin/sh\n")
+    (tmp_path / "bin").mkdir()
+    for name, text in {"fake_python": FAKE_PYTHON, **programs}.items():
+        program = tmp_path / "bin" / name
+        program.write_text(text)
+        program.chmod(0o755)
+    venv = tmp_path / "venv"
+
+    def start():
+        return subprocess.Popen(
+            [launch / "setup.sh", "--cpu"],
+            env=environment(
+                HYBRID_IMAGENET_VENV=str(venv),
+                HYBRID_IMAGENET_PYTHON=str(tmp_path / "bin" / "fake_python"),
+                XDG_CACHE_HOME=str(tmp_path / "cache"),
+                PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+            ),
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    return start, venv
+
+
+# Kills setup.sh when it has removed only one file of an environment.
+INTERRUPTED_RM = r"""#!/bin/bash
+if [[ -e ${@: -1}/pyvenv.cfg ]]; then
+  /bin/rm "${@: -1}/pyvenv.cfg"
+  kill -KILL $PPID
+  exit
+fi
+exec /bin/rm "$@"
+"""
+
+
+def test_setup_after_one_that_was_killed_during_a_removal_starts_from_scratch(tmp_path):
+    (tmp_path / "was_killed").touch()
+    start, venv = copy_of_setup(tmp_path, rm=INTERRUPTED_RM)
+    assert start().wait(20) == 0
+    (venv / "old").touch()
+    # A setup writes the second file at its end.
+    (venv / ".hybrid_imagenet_unfinished").touch()
+    (venv / ".hybrid_imagenet").unlink()
+    assert start().wait(20) == -signal.SIGKILL
+    again = start()
+    assert again.wait(20) == 0, again.stderr.read()
+    assert not (venv / "old").exists()
+    assert {path.name for path in tmp_path.glob("venv*")} == {"venv"}
+
+
+def test_setup_after_one_that_was_killed_before_the_environment_existed_succeeds(tmp_path):
+    (tmp_path / "was_killed").touch()
+    start, venv = copy_of_setup(tmp_path)
+    venv.mkdir()
+    (venv / ".hybrid_imagenet_unfinished").touch()
+    assert start().wait(20) == 0
+
+
+@pytest.mark.parametrize("is_group", [False, True])
+def test_setup_that_is_killed_ends_its_step_so_that_the_next_one_need_not_wait(tmp_path, is_group):
+    (tmp_path / "was_killed").touch()
+    slow_pip = f"[[ -e {tmp_path}/fast ]] || {{ echo $$ >{tmp_path}/pip; exec sleep 100; }}"
+    start, venv = copy_of_setup(
+        tmp_path, fake_python=FAKE_PYTHON.replace('*" pip "*)', f'*" pip "*)\n    {slow_pip}')
+    )
+    first = start()
+    pid_file = tmp_path / "pip"
+    processes.wait_for(lambda: pid_file.exists() and pid_file.read_text() != "", 20)
+    second = start()
+    assert second.stderr.readline() == (
+        f"waiting for another setup of {venv} (process {first.pid}) ...\n"
+    )
+    (tmp_path / "fast").touch()
+    (os.killpg if is_group else os.kill)(first.pid, signal.SIGKILL)
+    assert processes.gone_within([int(pid_file.read_text())], 20)
+    _, error = second.communicate(timeout=20)
+    assert second.returncode == 0, error
+    assert first.wait(1) == -signal.SIGKILL
+
+
 RULE = "-" * 74
 
 
@@ -259,6 +354,12 @@ def test_find_python_accepts_the_versions_that_pyproject_allows(tmp_path, versio
             f"No usable Python 3.11 to 3.13 was found ({replacement} is {version})"
             in error_line(result)
         )
+
+
+def test_find_python_names_a_chosen_python_that_does_not_run(tmp_path):
+    missing = str(tmp_path / "python")
+    result = run("bash", "-c", f"{FUNCTIONS}; find_python", HYBRID_IMAGENET_PYTHON=missing)
+    assert f"({missing} does not run)" in error_line(result)
 
 
 def test_env_script_without_an_environment_names_the_remedy(tmp_path):
