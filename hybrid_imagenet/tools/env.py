@@ -39,7 +39,10 @@ _VARIABLES = re.compile(
     r"(CUDA|NCCL|HOROVOD|TF|XLA|KERAS|HYBRID_IMAGENET|OMPI|OMP|OPAL|PMIX|UCX|SLURM)_.*"
     r"|LD_LIBRARY_PATH|LD_PRELOAD|PYTHONPATH|VIRTUAL_ENV|GLIBC_TUNABLES"
 )
-_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSWORD|CREDENTIAL|JWT|(^|_)KEY($|_)")
+# TF_VAR_ begins the names of Terraform's variables, which often are secrets.
+_SECRET_NAME = re.compile(
+    r"TOKEN|SECRET|PASS|PWD|CRED|JWT|AUTH|COOKIE|APIKEY|(^|_)KEY($|_)|^TF_VAR_", re.IGNORECASE
+)
 _NOT_INSTALLED = "not installed"
 
 

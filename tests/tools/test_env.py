@@ -101,3 +101,11 @@ def test_env_of_this_host_does_not_load_tensorflow():
     codes, loaded, error = fresh.run(("hybrid_imagenet.tools.env", []))
     assert (codes, error) == ([0], "")
     assert not loaded & fresh.FRAMEWORKS
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["TF_MYPASS", "TF_PWD", "TF_VAR_db", "TF_my_token", "SLURM_AUTH", "HYBRID_IMAGENET_APIKEY"],
+)
+def test_variables_with_the_name_of_a_secret_are_masked(name):
+    assert env._variables({name: "hunter2"}) == {name: "***"}
