@@ -70,10 +70,7 @@ _REMEDIES = {
     "dynamic": "Use loss_scale, which is auto, dynamic or a number",
     "inner_optimizer": "Pass the optimizer as the first argument",
     "optimizer": "Pass the optimizer as the first argument",
-    "engine": (
-        "Set HYBRID_IMAGENET_ENGINE, or use hybrid-imagenet run --engine, because hi.init()"
-        " needs it"
-    ),
+    "engine": "Set the environment variable HYBRID_IMAGENET_ENGINE, because hi.init() needs it",
 }
 
 

@@ -732,6 +732,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
             )
         for i, variable in enumerate(variables):
             variable.assign(store[str(i)])
+        self.loss_scale.keep_setting()
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments, and the inner optimizer's scalars of the last step.

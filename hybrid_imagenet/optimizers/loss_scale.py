@@ -62,6 +62,7 @@ class LossScale:
         self.initial = initial
         self.dynamic = dynamic
         self.growth_steps = growth_steps
+        self._loaded_scale: float | None = None
         self.scale = keras.Variable(initial, dtype="float32", trainable=False, name="scale")
         # int64: TensorFlow keeps int32 variables on the host, for which the device would be waited
         # for at every step.
@@ -77,19 +78,28 @@ class LossScale:
         return not self.dynamic and self.initial == 1.0
 
     def configure(self, initial: float, *, dynamic: bool) -> None:
-        """Changes the kind of the scale, outside graphs; waits for a GPU.
+        """Changes the kind of the scale, outside graphs.
 
-        A dynamic scale that was restored keeps its value. Otherwise the scale begins at `initial`.
+        It begins at `initial`, or at the value of a file if it is dynamic.
         """
-        # A scale of 1 that has counted no step was restored from a training without a scale.
-        has_begun = int(self.good_steps.numpy()) > 0 or float(self.scale.numpy()) not in (
-            self.initial,
-            1.0,
-        )
+        if (initial, dynamic) == (self.initial, self.dynamic):
+            return
         self.initial = initial
         self.dynamic = dynamic
-        if not (dynamic and has_begun):
-            self.scale.assign(initial)
+        has_loaded_value = dynamic and self._loaded_scale is not None
+        self.scale.assign(self._loaded_scale if has_loaded_value else initial)
+
+    def keep_setting(self) -> None:
+        """Keeps a fixed scale, after `variables` were loaded from a file; waits for a GPU.
+
+        The file may be of a training with another scale. If the scale becomes dynamic once the
+        model is known, it begins at the value of the file.
+        """
+        loaded_scale = float(self.scale.numpy())
+        if loaded_scale != 1.0:
+            self._loaded_scale = loaded_scale
+        if not self.dynamic:
+            self.scale.assign(self.initial)
 
     @property
     def variables(self) -> list[keras.Variable]:

@@ -286,6 +286,17 @@ def test_loaded_float16_model_scales_like_before_it_was_saved(tmp_path):
     assert loaded.optimizer.loss_scale.scale.numpy() == scale.numpy() > 1.0
 
 
+def test_loaded_weights_keep_a_loss_scale_that_is_set(tmp_path):
+    """The file has the dynamic scale of a training in FP16."""
+    source = saving.compiled(hi.DistributedOptimizer("sgd", loss_scale="dynamic"))
+    source.optimizer.build(source.trainable_variables)
+    source.save_weights(tmp_path / "w.weights.h5")
+    model = saving.compiled(hi.DistributedOptimizer("sgd"))
+    model.optimizer.build(model.trainable_variables)
+    model.load_weights(tmp_path / "w.weights.h5")
+    assert model.optimizer.loss_scale.scale.numpy() == 1.0
+
+
 def test_loss_that_is_scaled_in_a_graph_can_be_applied_outside_it():
     model = models.plain(3)
     optimizer = hi.DistributedOptimizer(keras.optimizers.SGD(0.1), loss_scale="dynamic")

@@ -83,10 +83,12 @@ def test_optimizer_that_is_built_before_its_model_is_known_chooses_again():
     optimizer = hi.DistributedOptimizer("sgd", communicator=SingleProcess())
     optimizer.build(model.trainable_variables)
     assert optimizer.reducer.wire_dtype == "float32"
+    # As if a file had this value.
     optimizer.loss_scale.scale.assign(2.0**12)
+    optimizer.loss_scale.keep_setting()
+    assert optimizer.loss_scale.scale.numpy() == 1.0
     optimizer.attach(model)
     assert optimizer.reducer.wire_dtype == "float16"
-    # A restored scale is kept.
     assert optimizer.loss_scale.scale.numpy() == 2.0**12
 
 

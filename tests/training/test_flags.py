@@ -9,7 +9,7 @@ from hybrid_imagenet.comm import gpus
 from hybrid_imagenet.config import Origin, derived
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.schedules import run_length
-from hybrid_imagenet.training import hardware, rank_requests
+from hybrid_imagenet.training import build, hardware, rank_requests
 
 
 def test_batch_growth_enlarges_the_batch_or_the_accumulation():
