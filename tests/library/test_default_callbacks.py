@@ -11,7 +11,7 @@ import tensorflow as tf
 import hybrid_imagenet as hi
 from hybrid_imagenet.comm import process
 from hybrid_imagenet.errors import UserError
-from tests.library import programs
+from tests.library import models, programs
 
 
 def test_default_callbacks_reject_callbacks_that_rank_0_must_not_run_alone(tmp_path):
@@ -192,3 +192,21 @@ def test_compare_ranks_names_the_differences_that_a_callback_made(pools):
     )
     assert first.pop("writers").startswith(writers)
     assert all("to every rank" in text and "\n" not in text for text in first.values())
+
+
+def test_fit_that_skips_many_steps_warns_once(capsys):
+    class CountSkippedSteps(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            self.model.optimizer.loss_scale.skipped_steps.assign_add(20)
+
+    model = models.compiled(hi.DistributedOptimizer("sgd"))
+    x, y = models.data(1)
+    callbacks = [*hi.callbacks.default_callbacks(), CountSkippedSteps()]
+    model.fit(x, y, models.BATCH, 3, 0, callbacks)
+    lines = [line for line in capsys.readouterr().err.splitlines() if "were skipped" in line]
+    steps = models.STEPS
+    assert lines == [
+        f"warning: optimizer: 20 of {20 + steps} steps were skipped, because their gradients are"
+        " not finite in FP16. Batches with large losses are lost. Clip or scale the loss, or"
+        " compute in FP32 or BF16."
+    ]

@@ -124,3 +124,16 @@ def test_float8_variables_are_rejected():
     for optimizer in (hi.DistributedOptimizer("sgd"), hi.optimizers.SGD(0.1)):
         with pytest.raises(UserError, match=r"training in float8 .* is not supported\. Use the"):
             optimizer.build(model.trainable_variables)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "policy"),
+    [("float64", "float32"), ("bfloat16", "mixed_bfloat16"), ("float16", "mixed_float16")],
+)
+def test_weights_of_another_type_are_rejected_with_a_policy_that_keras_has(dtype, policy):
+    variable = keras.Variable(np.ones(3), dtype=dtype)
+    with pytest.raises(
+        UserError, match=f"Use the dtype policy {policy}, which has float32 weights"
+    ):
+        hi.optimizers.SGD(0.1).build([variable])
+    keras.dtype_policies.get(policy)

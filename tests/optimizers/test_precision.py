@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import hybrid_imagenet as hi
-from hybrid_imagenet.comm import SingleProcess
+from hybrid_imagenet.comm import SingleProcess, process
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.optimizers.precision import choose, computes_in_float16
 
@@ -134,8 +134,6 @@ def test_second_optimizer_of_a_loss_that_only_the_first_has_scaled_is_rejected()
 
 def test_optimizer_made_before_init_uses_its_settings_when_it_connects(monkeypatch):
     """A launcher has started several ranks, and `hi.init` comes after the optimizer."""
-    from hybrid_imagenet.comm import process
-
     used = []
     monkeypatch.setattr(process, "is_initialized", lambda: False)
     optimizer = hi.DistributedOptimizer("sgd", allreduce="masters", fusion_threshold_mb=2)
@@ -145,3 +143,37 @@ def test_optimizer_made_before_init_uses_its_settings_when_it_connects(monkeypat
     assert [(settings.allreduce, settings.fusion_threshold_mb) for settings in used] == [
         ("masters", 2)
     ]
+
+
+class TwoHosts(SingleProcess):
+    """Replaces rank 0 of two ranks on different hosts, of which the other one does the same."""
+
+    def __init__(self):
+        super().__init__()
+        self.size = 2
+        self.hosts = ("a", "b")
+
+    def allgather_object(self, obj):
+        return [obj, obj]
+
+
+@pytest.mark.parametrize(
+    ("compression", "policy", "is_advised"),
+    [
+        ("auto", "float32", True),
+        ("none", "float32", False),
+        ("fp16", "float32", False),
+        ("auto", "mixed_float16", False),
+    ],
+)
+def test_first_step_on_several_hosts_says_that_fp16_halves_what_fp32_models_send(
+    monkeypatch, caplog, compression, policy, is_advised
+):
+    monkeypatch.setattr(process, "communicator", TwoHosts)
+    model = network(policy)
+    optimizer = hi.DistributedOptimizer("sgd", compression=compression)
+    optimizer.attach(model)
+    optimizer.build(model.trainable_variables)
+    optimizer._compare_ranks()
+    line = 'gradients are sent in FP32; compression="fp16" halves them'
+    assert (line in caplog.messages) == is_advised
