@@ -40,7 +40,10 @@ _CHECK_SECONDS = 0.5
 # The last record of metrics.jsonl is within this many bytes of its end.
 _MAX_TAIL_BYTES = 1 << 16
 _NO_STEP = -1
-_NEVER_FAILED = -2
+# After this many failures in a row at the same place, the step itself must be the cause. Two are
+# not enough: metrics.jsonl has a record every --log_every_steps only, so two unrelated losses can
+# look the same.
+_MAX_FAILURES_AT_ONE_STEP = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +100,8 @@ class RestartLoop:
     def run(self) -> int:
         """Returns the exit code of the last attempt."""
         restarts = 0
-        failed_at = _NEVER_FAILED
+        failed_at: tuple[int, int] | None = None
+        failures_at_one_step = 0
         while True:
             slots = self._wait_for_hosts()
             if slots is None:
@@ -130,15 +134,22 @@ class RestartLoop:
                 return code
             last_step = self._last_step()
             saved_step = self._latest_checkpoint()
-            if last_step == failed_at and self._fails_again(code, last_step, saved_step):
+            if not self._may_be_caused_by_step(code, last_step, saved_step):
+                failures_at_one_step = 0
+            elif (last_step, saved_step) == failed_at:
+                failures_at_one_step += 1
+            else:
+                failures_at_one_step = 1
+            failed_at = (last_step, saved_step)
+            if failures_at_one_step == _MAX_FAILURES_AT_ONE_STEP:
                 _print_error(
-                    f"error: The job failed at step {last_step} again (exit code {code}). It does"
-                    " not start again, because it would fail there once more."
+                    f"error: The job failed {failures_at_one_step} times in a row after the record"
+                    f" of step {last_step}, without a new checkpoint (exit code {code}). It does"
+                    " not start again, because it would probably fail there once more."
                 )
                 return code
             if restarts == self._policy.max_restarts:
                 return code
-            failed_at = last_step
             restarts += 1
             source = ""
             if saved_step != _NO_STEP:
@@ -161,10 +172,10 @@ class RestartLoop:
         self._excluded_hosts |= new_hosts
         return True
 
-    def _fails_again(self, code: int, last_step: int, saved_step: int) -> bool:
-        """Returns whether the step itself must be the cause of two failures at the same step.
+    def _may_be_caused_by_step(self, code: int, last_step: int, saved_step: int) -> bool:
+        """Returns whether the step itself may be the cause of a failure.
 
-        Without a step beyond the checkpoint, a killed or lost rank does not show that. Nothing is
+        A killed or lost rank does not show that before a step beyond the checkpoint. Nothing is
         known about the steps of a program that keeps its state elsewhere.
         """
         if self._run_directory is None:

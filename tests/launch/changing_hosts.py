@@ -46,8 +46,8 @@ COMMANDS = {
 }
 # How long to wait for the next step, for a restart, and for the end of the job.
 PATIENCE_SECONDS = 300.0
-# The least number of steps between two losses. A job that fails twice at the same step does not
-# start again.
+# The least number of steps between two losses. A job that fails several times in a row at the same
+# step does not start again.
 STEPS_BETWEEN_LOSSES = 50
 
 

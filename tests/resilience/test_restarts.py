@@ -26,9 +26,9 @@ class Job:
         code, step, saved = self._end
         (self._run_dir / "checkpoints").mkdir(parents=True, exist_ok=True)
         (self._run_dir / "config.json").write_text("{}")
-        # The last line is cut short, as after a kill.
+        # The last line is cut short, as after a kill, and the next attempt begins a new one.
         with (self._run_dir / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps({"kind": "step", "step": step}) + '\n{"kind": "st')
+            file.write("\n" + json.dumps({"kind": "step", "step": step}) + '\n{"kind": "st')
         if saved is not None:
             (self._run_dir / "checkpoints" / f"step-{saved:09d}.npz").touch()
         if code == "raises":
@@ -132,16 +132,31 @@ def test_restarts_end_after_max_restarts(tmp_path):
     assert (code, len(started)) == (137, 3)
 
 
-def test_restarts_end_if_the_same_step_fails_twice(tmp_path, capfd):
-    code, started = play(tmp_path, [(1, 50, 40), (1, 50, 40)])
-    assert (code, len(started)) == (1, 2)
-    assert "failed at step 50 again" in capfd.readouterr().err
-    # If a rank is killed twice before the run has advanced, the step is not the cause.
-    code, started = play(tmp_path / "other", [(137, 40, 40), (137, 40, 40), (0, 60, 60)])
-    assert (code, len(started)) == (0, 3)
+@pytest.mark.parametrize("code", [1, 137])
+def test_restarts_end_if_the_same_step_fails_three_times(tmp_path, code, capfd):
+    ends = [(code, 50, 40), (code, 50, 40), (code, 50, 40)]
+    result, started = play(tmp_path, ends, max_restarts=9)
+    assert (result, len(started)) == (code, 3)
+    assert "failed 3 times in a row after the record of step 50" in capfd.readouterr().err
+
+
+def test_restarts_continue_after_losses_that_are_unrelated(tmp_path):
+    # Losses at steps 57 and 53 look the same if every tenth step has a record.
+    ends = [(137, 50, 40), (137, 50, 40), (137, 90, 40), (137, 50, 40), (0, 120, 120)]
+    code, started = play(tmp_path, ends, max_restarts=9)
+    assert (code, len(started)) == (0, 5)
+    # A new checkpoint shows that the job advances.
+    ends = [(137, 50, 40), (137, 50, 40), (137, 50, 45), (137, 50, 45), (0, 60, 60)]
+    code, started = play(tmp_path / "saved", ends, max_restarts=9)
+    assert (code, len(started)) == (0, 5)
+    # If a rank is killed before the run has advanced, the step is not the cause.
+    ends = [(137, 40, 40), (137, 40, 40), (137, 40, 40), (0, 60, 60)]
+    code, started = play(tmp_path / "killed", ends)
+    assert (code, len(started)) == (0, 4)
     # Nothing is known about the steps of a program that stores its state elsewhere.
-    code, started = play(tmp_path / "own", [(1, 40, 40), (1, 40, 40), (0, 60, 60)], keeps=False)
-    assert (code, len(started)) == (0, 3)
+    ends = [(1, 40, 40), (1, 40, 40), (1, 40, 40), (0, 60, 60)]
+    code, started = play(tmp_path / "own", ends, keeps=False)
+    assert (code, len(started)) == (0, 4)
 
 
 def test_restart_does_not_happen_after_an_exception_of_a_script(tmp_path, capfd):
