@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 import zlib
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -25,6 +25,8 @@ from hybrid_imagenet.errors import UserError, pluralize
 # The watchdog names a silent rank after 30 s, with its stack. TensorFlow must not end the job
 # before that, as it would with its default of 10 s.
 _HEARTBEAT_TIMEOUT_MS = 35_000
+# gRPC connects to the hosts of this list without a proxy.
+_NO_GRPC_PROXY_VARIABLE = "no_grpc_proxy"
 
 
 class TensorFlowCommunicator(ConnectedRanks):
@@ -149,6 +151,7 @@ def _start_server(servers: Sequence[str], rank: int) -> None:
     Raises:
       UserError: If TensorFlow has been used before.
     """
+    bypass_proxies(servers, os.environ)
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec({"worker": list(servers)}),
         task_type="worker",
@@ -174,6 +177,23 @@ def _start_server(servers: Sequence[str], rank: int) -> None:
         # TensorFlow has replaced the handler of SIGTERM by one that does nothing. Install Python's
         # handler again.
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+
+
+def bypass_proxies(servers: Sequence[str], environ: MutableMapping[str, str]) -> None:
+    """Makes gRPC connect the ranks directly instead of through the proxy of http_proxy.
+
+    Only gRPC reads no_grpc_proxy, so other programs and libraries still use the proxy. gRPC reads
+    no_proxy only if no_grpc_proxy is not set, so the hosts of no_proxy are part of the new value.
+
+    Args:
+      servers: Address of every rank's server as host:port.
+      environ: Environment variables of this process.
+    """
+    excluded = environ.get(_NO_GRPC_PROXY_VARIABLE, environ.get("no_proxy", ""))
+    hosts_without_proxy = [host.strip() for host in excluded.split(",") if host.strip()]
+    hosts_without_proxy += [server.rpartition(":")[0].strip("[]") for server in servers]
+    # A dictionary keeps the order and removes duplicates.
+    environ[_NO_GRPC_PROXY_VARIABLE] = ",".join(dict.fromkeys(hosts_without_proxy))
 
 
 class RankGroup(NamedTuple):

@@ -69,3 +69,26 @@ def test_connect_servers_after_tensorflow_has_started_raises(monkeypatch):
     tensorflow_engine.tf.constant(1.0) + 1.0
     keys = [[*hosts.host_key(), str(4000 + rank), "10.0.0.1"] for rank in range(2)]
     assert "must be connected before TensorFlow is used" in connection_error(monkeypatch, keys)
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, "10.0.0.1,node2"),
+        ({"no_proxy": "localhost, .site"}, "localhost,.site,10.0.0.1,node2"),
+        ({"no_proxy": "localhost", "no_grpc_proxy": "node2"}, "node2,10.0.0.1"),
+    ],
+)
+def test_bypass_proxies_adds_the_hosts_of_all_ranks(environ, expected):
+    servers = ["10.0.0.1:4000", "10.0.0.1:4001", "node2:4000"]
+    variables = dict(environ)
+    tensorflow_engine.bypass_proxies(servers, variables)
+    assert variables == environ | {"no_grpc_proxy": expected}
+
+
+def test_connect_servers_does_not_use_a_proxy_between_ranks(monkeypatch):
+    monkeypatch.setenv("no_grpc_proxy", "")
+    tensorflow_engine.tf.constant(1.0) + 1.0
+    keys = [[*hosts.host_key(), str(4000 + rank), "10.0.0.1"] for rank in range(2)]
+    connection_error(monkeypatch, keys)
+    assert tensorflow_engine.os.environ["no_grpc_proxy"] == "127.0.0.1"
