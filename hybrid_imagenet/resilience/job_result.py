@@ -101,6 +101,8 @@ class JobResult:
             return self._stopped_unsaved()
         rank_code = self._rank_code()
         if rank_code is not None:
+            if rank_code not in (EXIT_OK, EXIT_PREEMPTED):
+                self._print_silent_end()
             return rank_code
         if self._was_stopped_with_launcher():
             return self._stopped_unsaved()
@@ -208,6 +210,7 @@ class JobResult:
 
     def _launcher_result(self) -> int:
         if self.launcher_code >= 0:
+            self._print_silent_end()
             return self.launcher_code
         number = -self.launcher_code
         if not self.requests.stop:
@@ -216,6 +219,23 @@ class JobResult:
                 f"error: the launcher of the ranks was ended by {name}; {self._restart_advice}"
             )
         return 128 + number
+
+    def _print_silent_end(self) -> None:
+        """Prints which rank has ended the job, if no rank has printed why it ends."""
+        output = self.output
+        if output.cause_printed or output.traceback_printed or self._reported_codes:
+            return
+        if self.requests.stop or self.was_killed or self.early_ranks:
+            return
+        exited = output.exited_rank
+        # A rank that has lost another one ends with this code, and is not the cause.
+        if exited is not None and exited.code != EXIT_STALLED:
+            _print_error(exited.message())
+        elif not output.lost_rank_line and not output.lost_host:
+            _print_error(
+                f"error: {self.launcher} ended with exit code {self.launcher_code}, and no rank has"
+                " printed why."
+            )
 
     def _stopped_unsaved(self) -> int:
         """Prints that a stop came before the first save; returns its exit code."""

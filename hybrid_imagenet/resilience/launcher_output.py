@@ -62,6 +62,11 @@ _KILLED = re.compile(
     rb"process rank (?P<rank>\d+)(?: with PID \d+)? on node (?P<host>\S+) exited on signal"
     rb" (?P<signal>\d+)"
 )
+# Open MPI reports the first rank that ends with another code than 0, or that ends without leaving
+# MPI, as after os._exit(0).
+_EXITED_RANK = re.compile(rb"Process name: \[\[\d+,\d+\],(?P<rank>\d+)\]")
+_EXIT_CODE = re.compile(rb"Exit code: +(?P<code>\d+)")
+_RANK_LEFT = re.compile(rb"mpirun has exited due to process rank (?P<rank>\d+) ")
 # Messages of Open MPI and of ssh about a host.
 _LOST_HOST = re.compile(
     rb"^\s*Remote daemon: \S+ on node (?P<daemon>\S+)|^Timeout, server (?P<silent>\S+) not"
@@ -73,6 +78,7 @@ _LOST_HOST = re.compile(
 _ABORT_SIGNALS = (signal.SIGABRT, signal.SIGSEGV)
 # How the line begins in which a rank explains its own end.
 _CAUSE = re.compile(rb"error: |rank \d+: unexpected error")
+_TRACEBACK = b"Traceback (most recent call last)"
 # ssh prints this if it cannot resolve a name, whichever launcher has called it.
 _UNKNOWN_HOST = re.compile(rb"ssh: Could not resolve hostname ([^:\s]+)")
 # A shell on another host prints this if it does not find Open MPI's daemon.
@@ -113,6 +119,30 @@ class KilledRank(NamedTuple):
         return f"error: rank {self.rank} on {printable(self.host)} was ended by {cause}; {advice}"
 
 
+class ExitedRank(NamedTuple):
+    """A rank that has ended by itself, according to Open MPI.
+
+    Attributes:
+      rank: number of the rank.
+      code: its exit code; None if Open MPI does not report it.
+    """
+
+    rank: int
+    code: int | None = None
+
+    def message(self) -> str:
+        """Returns one line for the user."""
+        if self.code is None:
+            return (
+                f"error: rank {self.rank} ended before the others, without a message and without"
+                " leaving MPI, for example by os._exit(0). Let its program end normally."
+            )
+        return (
+            f"error: rank {self.rank} ended with exit code {self.code} and without a message of"
+            " this program, for example by sys.exit or os._exit."
+        )
+
+
 class LauncherOutput:
     """Reads a launcher's standard error line by line.
 
@@ -120,9 +150,11 @@ class LauncherOutput:
       killed_rank: the first rank that a message says was ended by a signal, or None.
       lost_host: the first host that Open MPI or ssh says cannot be reached, or "".
       unknown_host: a host whose name ssh cannot resolve, or "".
+      exited_rank: the first rank that has ended by itself and so has ended the job, or None.
       ranks_exited: whether Open MPI says that ranks have ended by themselves with an exit code
         other than 0.
       cause_printed: whether a rank has printed why it ends.
+      traceback_printed: whether a rank has printed a traceback.
       lost_rank_line: the first line in which a rank says that it has lost another one, or b"".
       mpi_errors: what Open MPI has printed about its own start.
     """
@@ -131,8 +163,10 @@ class LauncherOutput:
         self.killed_rank: KilledRank | None = None
         self.lost_host = ""
         self.unknown_host = ""
+        self.exited_rank: ExitedRank | None = None
         self.ranks_exited = False
         self.cause_printed = False
+        self.traceback_printed = False
         self.lost_rank_line = b""
         self.mpi_errors = mpi_startup_errors.MpiStartupErrors()
         # Whether a rank has logged that its GPU has no memory left; it may abort after that.
@@ -194,6 +228,8 @@ class LauncherOutput:
             return False
         if _CAUSE.match(text):
             self.cause_printed = True
+        if text.startswith(_TRACEBACK):
+            self.traceback_printed = True
         if out_of_memory.is_log_line_of_gpu(text):
             self._gpu_memory_ran_out = True
         if _NO_DAEMON.search(text):
@@ -205,6 +241,7 @@ class LauncherOutput:
     def _drop_blocks(self, line: bytes) -> bytes:
         """Returns a line, and the one kept back, unless they belong to a block of Open MPI."""
         reports_killed_rank = self._find_killed_rank(line)
+        self._find_exited_rank(line)
         self._find_lost_host(line)
         if self._remaining_block_lines:
             self._skip_block_line(line)
@@ -240,6 +277,16 @@ class LauncherOutput:
                 is_gpu_memory_error=self._gpu_memory_ran_out and number in _ABORT_SIGNALS,
             )
         return True
+
+    def _find_exited_rank(self, line: bytes) -> None:
+        if self.exited_rank is None and (match := _RANK_LEFT.match(line)):
+            self.exited_rank = ExitedRank(int(match["rank"]))
+        if not self._remaining_block_lines:
+            return
+        if self.exited_rank is None and (match := _EXITED_RANK.search(line)):
+            self.exited_rank = ExitedRank(int(match["rank"]))
+        elif self.exited_rank is not None and (match := _EXIT_CODE.search(line)):
+            self.exited_rank = self.exited_rank._replace(code=int(match["code"]))
 
     def _find_lost_host(self, line: bytes) -> None:
         match = _LOST_HOST.search(line)

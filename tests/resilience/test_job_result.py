@@ -7,7 +7,7 @@ import pytest
 from hybrid_imagenet.comm.job_lines import ProgramEnd
 from hybrid_imagenet.resilience.exit_code import RankExit
 from hybrid_imagenet.resilience.job_result import JobResult
-from hybrid_imagenet.resilience.launcher_output import KilledRank, LauncherOutput
+from hybrid_imagenet.resilience.launcher_output import ExitedRank, KilledRank, LauncherOutput
 from hybrid_imagenet.resilience.stop_signals import UNSAVED, StopRequests
 
 KILLED = KilledRank(3, "far", signal.SIGKILL)
@@ -30,6 +30,15 @@ ANY_HOST = f"error: the connection to a host is lost; {RESUME}"
 NOT_STARTED = (
     "error: mpirun ended with exit code 255 before any rank had started. Check it with"
     " hybrid-imagenet doctor."
+)
+SILENT_END = "error: mpirun ended with exit code {}, and no rank has printed why."
+LEFT = (
+    "error: rank 1 ended before the others, without a message and without leaving MPI, for example"
+    " by os._exit(0). Let its program end normally."
+)
+EXITED = (
+    "error: rank 1 ended with exit code 3 and without a message of this program, for example by"
+    " sys.exit or os._exit."
 )
 LAUNCHER_KILLED = f"error: the launcher of the ranks was ended by SIGKILL; {RESUME}"
 
@@ -100,7 +109,8 @@ def result(launcher_code, *exits, output=(), stop=0, forced_by=0, **facts):
         (result(75, UNSAVED_EXIT), 75, UNSAVED),
         (result(143, UNSAVED_EXIT), 75, UNSAVED),
         # The code of the ranks: the launcher's, or the most specific one that was reported.
-        (result(3), 3, ""),
+        (result(3), 3, SILENT_END.format(3)),
+        (result(3, output={"cause_printed": True}), 3, ""),
         (result(1, SAVED, STALLED), 4, ""),
         (result(1, SAVED), 75, ""),
         # A lost host has one code, unless a stop was requested.
@@ -120,11 +130,17 @@ def result(launcher_code, *exits, output=(), stop=0, forced_by=0, **facts):
         (result(255), 4, ANY_HOST),
         (result(255, all_ranks_are_local=True), 1, NOT_STARTED),
         (result(255, no_rank_started=True), 1, NOT_STARTED),
-        (result(255, output={"ranks_exited": True}), 255, ""),
+        (result(255, output={"ranks_exited": True}), 255, SILENT_END.format(255)),
         # The launcher's own end.
         (result(-9), 137, LAUNCHER_KILLED),
         (result(-9, stop=15), 137, ""),
-        (result(1), 1, ""),
+        (result(1), 1, SILENT_END.format(1)),
+        # A rank that has ended without a message.
+        (result(1, output={"exited_rank": ExitedRank(1)}), 1, LEFT),
+        (result(3, output={"exited_rank": ExitedRank(1, 3)}), 3, EXITED),
+        (result(7, output={"exited_rank": ExitedRank(1, 7), "traceback_printed": True}), 7, ""),
+        # A rank that has lost another one is not the cause.
+        (result(4, output={"exited_rank": ExitedRank(1, 4)}), 4, SILENT_END.format(4)),
     ],
 )
 def test_job_result_returns_the_code_and_prints_the_cause(job, code, printed, capfd):

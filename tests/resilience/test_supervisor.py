@@ -113,7 +113,14 @@ def test_supervisor_prints_one_line_if_open_mpi_cannot_start(printed, end, reaso
 
 @pytest.mark.parametrize(
     ("end", "code", "last"),
-    [("exit 0", 0, []), ("echo broken >&2; exit 3", 3, ["broken"])],
+    [
+        ("exit 0", 0, []),
+        (
+            "echo broken >&2; exit 3",
+            3,
+            ["broken", "error: sh ended with exit code 3, and no rank has printed why."],
+        ),
+    ],
     ids=["good", "fails"],
 )
 def test_supervisor_prints_errors_of_open_mpi_that_were_not_fatal(end, code, last, tmp_path):
@@ -162,14 +169,41 @@ def test_supervisor_does_not_report_a_host_without_login_or_program_as_lost(
     assert last.endswith(expected)
 
 
-def test_supervisor_does_not_report_code_255_of_a_program_as_a_lost_host(tmp_path):
-    (tmp_path / "printed").write_text(
-        REPORT.replace(
-            "noticed that process rank 3",
-            "detected that one or more processes exited with non-zero status",
-        )
-    )
-    assert finish(start(f"cat {tmp_path}/printed >&2; exit 255"))[:3] == (255, "", "")
+EXITED = """{rule}
+mpirun detected that one or more processes exited with non-zero status, thus causing
+the job to be terminated. The first process to do so was:
+
+  Process name: [[31357,1],3]
+  Exit code:    255
+{rule}
+"""
+LEFT = """{rule}
+mpirun has exited due to process rank 3 with PID 0 on
+node far exiting improperly. There are three reasons this could occur:
+{rule}
+"""
+
+
+@pytest.mark.parametrize(
+    ("report", "code", "expected"),
+    [
+        (EXITED, 255, "error: rank 3 ended with exit code 255 and without a message"),
+        (LEFT, 1, "error: rank 3 ended before the others, without a message"),
+    ],
+    ids=["code", "os._exit(0)"],
+)
+def test_supervisor_names_a_rank_that_ended_without_a_message(report, code, expected, tmp_path):
+    (tmp_path / "printed").write_text(report.format(rule=RULE))
+    result, _, errors, _ = finish(start(f"cat {tmp_path}/printed >&2; exit {code}"))
+    assert result == code
+    (line,) = errors.splitlines()
+    assert line.startswith(expected)
+
+
+def test_supervisor_does_not_name_a_rank_that_has_printed_its_traceback(tmp_path):
+    trace = "Traceback (most recent call last):\nValueError: 1\n"
+    (tmp_path / "printed").write_text(trace + EXITED.format(rule=RULE))
+    assert finish(start(f"cat {tmp_path}/printed >&2; exit 255"))[:3] == (255, "", trace)
 
 
 def test_supervisor_prints_a_progress_bar_while_it_moves():
@@ -345,7 +379,9 @@ def test_supervisor_drops_messages_of_libraries_about_a_lost_rank(tmp_path):
     program_lines = [f"rank 1 says: {line[:20]}" for line in lines]
     (tmp_path / "printed").write_text("\n".join([*lines, *program_lines, ""]))
     _, _, err, _ = finish(start(f"cat {tmp_path}/printed >&2; exit 1"))
-    assert err.splitlines() == program_lines
+    *kept, last = err.splitlines()
+    assert kept == program_lines
+    assert last.startswith("error: sh ended with exit code 1")
 
 
 def test_supervisor_kills_a_launcher_that_hangs_after_a_rank_has_ended_the_job(tmp_path):
