@@ -381,7 +381,6 @@ def normalize_over_ranks(
     """
 
     def mean_over_ranks(sums: list[tf.Tensor], count: tf.Tensor, label: str) -> list[tf.Tensor]:
-        count = tf.cast(count, sums[0].dtype)
         total = allreduce(tf.concat([*sums, [count]], axis=0), f"{name}/{label}")
         # Without a position that counts, on any rank, the sums are 0 as well.
         return tf.split(total[:-1] / tf.maximum(total[-1], 1.0), len(sums))
@@ -389,13 +388,11 @@ def normalize_over_ranks(
     @tf.custom_gradient
     def normalize(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tuple:
         if mask is None:
-            count = tf.cast(tf.size(x) / tf.shape(x)[-1], tf.float64)
+            count = tf.cast(tf.size(x) / tf.shape(x)[-1], tf.float32)
         else:
-            count = tf.cast(tf.reduce_sum(mask), tf.float64)
-        sums = [moment * count for moment in _local_moments(x, mask)]
-        mean, mean_square = mean_over_ranks(sums, count, "moments")
-        variance = tf.cast(moments.biased_variance(mean, mean_square, tf), tf.float32)
-        mean = tf.cast(mean, tf.float32)
+            count = tf.reduce_sum(mask)
+        sums = allreduce(_local_sums(x, mask), f"{name}/moments")
+        mean, variance = _mean_and_variance(sums)
         inverse_stddev = tf.math.rsqrt(variance + epsilon)
         outputs = _scale_and_shift(x, mean, inverse_stddev, gamma, beta)
 
@@ -413,18 +410,34 @@ def normalize_over_ranks(
 
 
 @xla.compile_on_gpu
-def _local_moments(x: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns mean and second moment of this rank's values that count, float64 [c]."""
+def _local_sums(x: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
+    """Returns sums of this rank's values and of their squares, and their number, float64 [2c + 1].
+
+    Values that do not count are in none of them.
+    """
     x_fp32 = tf.cast(x, tf.float32)
     if mask is None:
+        number = tf.size(x) // tf.shape(x)[-1]
         mean = tf.reduce_mean(x_fp32, _BATCH_AND_PIXELS)
         variance = tf.reduce_mean(tf.square(x_fp32 - mean), _BATCH_AND_PIXELS)
     else:
+        number = tf.reduce_sum(mask)
         count = tf.maximum(tf.reduce_sum(mask), 1.0)
         mean = tf.reduce_sum(x_fp32 * mask, _BATCH_AND_PIXELS) / count
         variance = tf.reduce_sum(tf.square(x_fp32 - mean) * mask, _BATCH_AND_PIXELS) / count
+    number = tf.cast(number, tf.float64)
     mean = tf.cast(mean, tf.float64)
-    return mean, moments.second_moment(mean, tf.cast(variance, tf.float64), tf)
+    second_moment = moments.second_moment(mean, tf.cast(variance, tf.float64), tf)
+    return tf.concat([number * mean, number * second_moment, [number]], axis=0)
+
+
+@xla.compile_on_gpu
+def _mean_and_variance(sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns mean and biased variance, FP32 [c], from the total of `_local_sums` over ranks."""
+    # Without a position that counts, on any rank, the sums are 0 as well.
+    mean, second_moment = tf.split(sums[:-1] / tf.maximum(sums[-1], 1.0), 2)
+    variance = moments.biased_variance(mean, second_moment, tf)
+    return tf.cast(mean, tf.float32), tf.cast(variance, tf.float32)
 
 
 @xla.compile_on_gpu

@@ -30,7 +30,7 @@ def selector(settings):
 
 def trace(settings, rescale=False):
     """Traces a chain of layers; returns the order and the operations of gradients and sums."""
-    reducer = GradientReducer(TwoEqualRanks(settings))
+    reducer = GradientReducer(TwoEqualRanks(settings), "float16")
     weights = [tf.Variable(tf.ones([4, 4])) for _ in range(LAYERS)]
     results = {}
 

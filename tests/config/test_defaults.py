@@ -174,7 +174,7 @@ def test_resumed_run_keeps_what_xla_compiles(was_long, now_long, tmp_path, on_gp
     images = {True: IMAGENET, False: 1000}
     begun = decided(["--recipe=hybrid"], images=images[was_long])
     origins = {name: origin.value for name, origin in begun.origins.items()}
-    content = {"flags": begun.shown(), "origins": origins}
+    content = {"format": stored.FORMAT, "flags": begun.shown(), "origins": origins}
     (tmp_path / "config.json").write_text(json.dumps(content))
     again = ["--recipe=hybrid", f"--run_dir={tmp_path}", "--resume"]
     # On a P40 a new run would compile nothing.
