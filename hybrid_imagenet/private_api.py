@@ -30,17 +30,6 @@ def flatten_layers(model: keras.Model, *, include_self: bool = True) -> list[ker
     return list(model._flatten_layers(include_self=include_self))
 
 
-def order_layers(model: keras.Model, names: Sequence[str]) -> None:
-    """Orders the layers of a functional model, and so its variables, by the names of the layers.
-
-    Args:
-      model: the model, which computes the same as before.
-      names: the names of all layers, and maybe others, in the wanted order.
-    """
-    position = {name: i for i, name in enumerate(names)}
-    model._layers.sort(key=lambda layer: position[layer.name])
-
-
 @contextlib.contextmanager
 def layer_numbers_from(start: Mapping[str, int]) -> Iterator[Mapping[str, int]]:
     """Numbers unnamed layers and variables inside the block independently of the process.

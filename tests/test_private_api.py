@@ -377,14 +377,3 @@ def test_dataset_is_nondeterministic_only_if_requested():
     options = tf.data.Options()
     options.deterministic = False
     assert private_api.dataset_is_nondeterministic(numbers.with_options(options))
-
-
-def test_order_layers_orders_the_variables_too():
-    image = keras.Input((2,))
-    outputs = keras.layers.Dense(1, name="b")(keras.layers.Dense(3, name="a")(image))
-    model = keras.Model(image, outputs)
-    expected = model(np.ones([1, 2])).numpy()
-    private_api.order_layers(model, ["b", "a", "other", model.layers[0].name])
-    assert [v.path for v in model.trainable_variables][::2] == ["b/kernel", "a/kernel"]
-    assert [v.path for v in model.variables][::2] == ["b/kernel", "a/kernel"]
-    assert model(np.ones([1, 2])).numpy() == expected

@@ -67,7 +67,7 @@ def build_network(options: dict[str, Any]) -> keras.Model:
         stem=options["stem"],
         precision=options["precision"],
         # As in `training.build.model`: on a CPU separate layers are faster.
-        programs=NetworkFlags.xla_programs if xla.has_gpu() else (),
+        jit_stem=NetworkFlags.jit_stem and xla.has_gpu(),
     )
 
 

@@ -201,9 +201,9 @@ def _passed(row: Row, other: Row, machine: Row) -> str:
 _SCALING = ("scaling", "--worker", "--steps={steps}", "--rounds={rounds}", "--")
 _STEP = ("--dataset=synthetic_tensors", "--precision=mixed_float16", "--per_gpu_batch=256")
 # The step with TensorFlow's own operations. All forms that XLA compiles are compared with it.
-_WITHOUT_XLA = ("--nojit_compile", "--xla_programs=")
+_WITHOUT_XLA = ("--nojit_compile", "--nojit_stem")
 # The flags that a run on one GPU has by default.
-_DEFAULT = ("--jit_compile", "--xla_programs=stem")
+_DEFAULT = ("--jit_compile", "--jit_stem")
 _XLA_CACHE = (("HYBRID_IMAGENET_XLA_CACHE", "{out}/xla-cache"),)
 # Several ranks may share a GPU.
 _SHARED = (("NCCL_MULTI_RANK_GPU_ENABLE", "1"),)
@@ -347,9 +347,9 @@ ARMS = (
     ),
     _step(
         "stem",
-        "the default of --xla_programs if 1 % faster",
+        "the default of --jit_stem if 1 % faster",
         _faster(1.01),
-        "--xla_programs=stem",
+        "--jit_stem",
         alone=True,
     ),
     _step(
@@ -366,51 +366,7 @@ ARMS = (
         *_DEFAULT,
         alone=True,
     ),
-    _step(
-        "jit_update",
-        "the default of --jit_update if 1 % faster",
-        _faster(1.01),
-        *_DEFAULT,
-        "--jit_update",
-        than="jit_stem",
-        alone=True,
-    ),
-    _step(
-        "shortcut",
-        "the default of --xla_programs if 1 % faster than stem",
-        _faster(1.01),
-        "--xla_programs=stem,shortcut",
-        than="stem",
-        alone=True,
-        environment=(("XLA_FLAGS", "--xla_gpu_enable_cublaslt=true"),),
-    ),
-    _step(
-        "norm",
-        "the default of --xla_programs if 1 % faster than stem",
-        _faster(1.01),
-        "--xla_programs=stem,norm",
-        than="stem",
-        alone=True,
-    ),
-    _step(
-        "programs",
-        "stem, norm and shortcut together",
-        _faster(1.01),
-        "--xla_programs=stem,norm,shortcut",
-        than="stem",
-        alone=True,
-        environment=(("XLA_FLAGS", "--xla_gpu_enable_cublaslt=true"),),
-    ),
     _step("bf16", "docs", _ratio, "--precision=mixed_bfloat16", alone=True),
-    _step(
-        "bf16_norm",
-        "the goal is 0.95 of stem; the default in BF16 if faster than bf16",
-        _ratio,
-        "--precision=mixed_bfloat16",
-        "--xla_programs=stem,norm",
-        than="stem",
-        alone=True,
-    ),
     _step(
         "bf16_jit",
         "the goal is 0.95 of jit_stem",
@@ -556,14 +512,9 @@ SPEED = (
     "stem",
     "jit_compile",
     "jit_stem",
-    "jit_update",
     "jax_full",
     "jax_full_bytes",
-    "shortcut",
-    "norm",
-    "programs",
     "bf16",
-    "bf16_norm",
     "bf16_jit",
     "jit_cache",
     "jit_cached",

@@ -248,8 +248,9 @@ def _check_not_removed(words: Sequence[str]) -> None:
     """Raises UserError for a flag that was removed."""
     for word in words:
         name = normalize_flag(word).lstrip("-").partition("=")[0]
-        if word.startswith("-") and name in REMOVED:
-            raise UserError(f"--{name} was removed. {REMOVED[name]}")
+        remedy = REMOVED.get(name) or REMOVED.get(name.removeprefix("no"))
+        if word.startswith("-") and remedy is not None:
+            raise UserError(f"--{name} was removed. {remedy}")
 
 
 def _choose_recipe(

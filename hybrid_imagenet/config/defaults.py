@@ -14,7 +14,7 @@ from hybrid_imagenet import files
 from hybrid_imagenet.comm import gpus
 from hybrid_imagenet.comm.settings import CommunicationFlags
 from hybrid_imagenet.config import derived
-from hybrid_imagenet.config.flags import GPU_BATCH, NetworkFlags, OptimizationFlags, RunFlags
+from hybrid_imagenet.config.flags import GPU_BATCH, OptimizationFlags, RunFlags
 from hybrid_imagenet.config.resumed_run import DECIDED_ONCE
 from hybrid_imagenet.data import datasets
 from hybrid_imagenet.errors import UserError
@@ -119,7 +119,7 @@ def decide_xla(config: RunConfig, images: int, precision: str | None = None) -> 
         precision = gpus.fast_precision(capability)
     decisions = {
         "jit_compile": _xla_compiles_step(config, images, precision, capability),
-        "xla_programs": _xla_programs(config, precision),
+        "jit_stem": _xla_computes_stem(config, precision),
     }
     return config.replace(Origin.HARDWARE, **{name: decisions[name] for name in undecided})
 
@@ -166,15 +166,13 @@ def _xla_can_compile_step(config: RunConfig) -> bool:
     )
 
 
-def _xla_programs(config: RunConfig, precision: str) -> tuple[str, ...]:
-    """Returns the parts of a ResNet that XLA compiles as one program each.
+def _xla_computes_stem(config: RunConfig, precision: str) -> bool:
+    """Returns whether XLA compiles the end of a ResNet's stem as one program.
 
-    They were timed in FP16 only. In FP32 TensorFlow may transpose activations around them, and
-    nobody has checked that they compute the same bits at each start.
+    It was timed in FP16 only. In FP32 TensorFlow may transpose activations around it, and nobody
+    has checked that it computes the same bits at each start.
     """
-    if precision == "mixed_float16" and not config.run.deterministic:
-        return NetworkFlags.xla_programs
-    return ()
+    return precision == "mixed_float16" and not config.run.deterministic
 
 
 def shared(config: RunConfig, broadcast: Callable[[Any], Any]) -> RunConfig:

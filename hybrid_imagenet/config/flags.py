@@ -12,7 +12,7 @@ from typing import Any
 from hybrid_imagenet.comm.settings import ALGORITHMS, CommunicationFlags
 from hybrid_imagenet.data import datasets
 from hybrid_imagenet.data.augmentations import AUGMENTATIONS
-from hybrid_imagenet.models.depths import DEPTHS, PROGRAMS, STEMS, WIDTH
+from hybrid_imagenet.models.depths import DEPTHS, STEMS, WIDTH
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 from hybrid_imagenet.options import Option, option, options_of
 from hybrid_imagenet.runlog.trackers import DEFAULT_PROJECT, NAMES
@@ -442,18 +442,10 @@ class NetworkFlags:
         " mixed_float16 on one GPU (A100 and newer), in a run of more than ten minutes without"
         " --virtual_gpus, --deterministic and schedules of batch or image size.",
     )
-    jit_update: bool = option(
-        False,
-        "With --jit_compile on one GPU, compile the update into the same program.",
-    )
-    xla_programs: tuple[str, ...] = option(
-        ("stem",),
-        "Parts of a ResNet that XLA compiles as one program each on a GPU; an empty value compiles"
-        " none. stem: its normalization, ReLU and max pooling, by default only in mixed_float16"
-        " without --deterministic. norm: every other normalization"
-        " with ReLU and shortcut, meant for mixed_bfloat16. shortcut: the sum of a block's"
-        " gradients, inside its first 1x1 convolution. The last two have not been timed.",
-        choices=PROGRAMS,
+    jit_stem: bool = option(
+        True,
+        "Compute the normalization, ReLU and max pooling of a ResNet's stem as one XLA program on"
+        " a GPU. On by default only in mixed_float16 without --deterministic.",
     )
 
 
@@ -554,6 +546,7 @@ REMOVED = {
         "With --lr_schedule=mlperf it follows MLPerf's rules, else it is 0. Use a smaller"
         " --eval_every_epochs to validate in other epochs."
     ),
+    "jit_update": "The update is always a program of its own. Omit the flag.",
     "lr_final": (
         "The polynomial and cosine schedules end at 0. In model.fit, hi.schedules.cosine(final=...)"
         " can change it."
@@ -562,6 +555,7 @@ REMOVED = {
         "It is 0.1. Use --lr_schedule=exponential with --lr_decay for another factor."
     ),
     "precise_batch_norm_batches": "It is 16. Omit the flag.",
+    "xla_programs": "Use --jit_stem or --nojit_stem. The programs norm and shortcut are gone.",
 }
 """Flags that were removed: how to do without each, as sentences."""
 

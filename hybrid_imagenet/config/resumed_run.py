@@ -49,7 +49,7 @@ MLPERF_ROW = ("lr_scaling", "warmup_epochs", "warmup_start_lr", "momentum", "wei
 
 The learning rate of the table is not among them, because it follows the batch.
 """
-DECIDED_ONCE = ("jit_compile", "xla_programs")
+DECIDED_ONCE = ("jit_compile", "jit_stem")
 """Flags that are decided at the first start on a GPU."""
 _KEPT_THOUGH_DERIVED = (
     *MLPERF_ROW,

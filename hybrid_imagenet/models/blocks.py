@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import keras
 import tensorflow as tf
 
-from hybrid_imagenet.models.fused_layers import ForkingConv2D, NormalizationReLU, StemNormalization
+from hybrid_imagenet.models.fused_layers import StemNormalization
 from hybrid_imagenet.models.layers import BlurPool, Conv2D
 from hybrid_imagenet.models.normalization import BatchNormalization
 
@@ -40,8 +39,8 @@ class Builder:
       virtual_gpus: equal parts of a training batch, each of which is normalized by itself.
       blurpool: whether to blur before strides (see `layers.BlurPool`); only for ResNets.
       initial_bias: initial score of every class, before the classifier's weights act.
-      programs: parts of a ResNet that are built as one layer each, to run as one XLA program on a
-        GPU; see `models.depths.PROGRAMS`.
+      jit_stem: whether normalization, ReLU and max pooling of a ResNet's stem are one layer, which
+        is one XLA program on a GPU (see `models.stem_program`).
     """
 
     precision: str = "float32"
@@ -55,7 +54,7 @@ class Builder:
     virtual_gpus: int = 1
     blurpool: bool = False
     initial_bias: float = 0.0
-    programs: Sequence[str] = ()
+    jit_stem: bool = False
 
     def images(self, size: int | None) -> keras.KerasTensor:
         """Returns the input, [b, size, size, 3] in the compute type; None accepts any size."""
@@ -96,40 +95,25 @@ class Builder:
             kernel,
             strides=stride,
             pad=kernel // 2 if pad is None else pad,
-            **self._conv_settings(name),
+            use_bias=False,
+            kernel_initializer=convolution_initializer(self.initializer, self.seed, name),
+            dtype=self.precision,
+            name=name,
         )(x)
 
-    def fork(
-        self, x: keras.KerasTensor, filters: int, *, name: str
-    ) -> tuple[keras.KerasTensor, keras.KerasTensor]:
-        """Adds the first 1x1 convolution of a block.
+    @property
+    def fuses_stem(self) -> bool:
+        """Whether a ResNet's stem ends in one layer that normalizes, applies ReLU and pools.
 
-        Returns:
-          The block's input, for the shortcut, and the convolution.
+        The program normalizes the batch of one rank, not of several ranks or of virtual GPUs. With
+        `blurpool` the pooling is another one.
         """
-        if not self.has_program("shortcut"):
-            return x, self.conv(x, filters, 1, name=name)
-        kept, outputs = ForkingConv2D(filters, 1, **self._conv_settings(name))(x)
-        return kept, outputs
-
-    def _conv_settings(self, name: str) -> dict[str, Any]:
-        return {
-            "use_bias": False,
-            "kernel_initializer": convolution_initializer(self.initializer, self.seed, name),
-            "dtype": self.precision,
-            "name": name,
-        }
-
-    def has_program(self, name: str) -> bool:
-        """Returns whether a part is built as one layer.
-
-        The programs normalize the batch of one rank, not of several ranks or of virtual GPUs.
-        """
-        return name in self.programs and self.sync_allreduce is None and self.virtual_gpus == 1
+        is_local = self.sync_allreduce is None and self.virtual_gpus == 1
+        return self.jit_stem and is_local and not self.blurpool
 
     def norm(
         self,
-        x: keras.KerasTensor | list[keras.KerasTensor],
+        x: keras.KerasTensor,
         *,
         name: str,
         last: bool = False,
@@ -138,10 +122,10 @@ class Builder:
         """Adds batch normalization.
 
         Args:
-          x: [b, h, w, c], or what else the layer takes.
+          x: [b, h, w, c].
           name: name of the layer.
           last: whether it is the last one of a residual block.
-          layer: class of the layer; one of `fused_layers` does more than to normalize.
+          layer: class of the layer; that of `fused_layers` does more than to normalize.
         """
         gamma = "zeros" if last and self.zero_last_gamma else "ones"
         return layer(
@@ -161,16 +145,12 @@ class Builder:
 
     def norm_relu(self, x: keras.KerasTensor, *, name: str) -> keras.KerasTensor:
         """Adds `norm` and `relu`; `name` is the beginning of their names."""
-        if self.has_program("norm"):
-            return self.norm(x, name=f"{name}_bn", layer=NormalizationReLU)
         return self.relu(self.norm(x, name=f"{name}_bn"), name=f"{name}_relu")
 
     def join(
         self, x: keras.KerasTensor, shortcut: keras.KerasTensor, *, name: str, norm_name: str
     ) -> keras.KerasTensor:
         """Adds a block's last normalization, the residual sum and its ReLU."""
-        if self.has_program("norm"):
-            return self.norm([x, shortcut], name=norm_name, last=True, layer=NormalizationReLU)
         x = self.norm(x, name=norm_name, last=True)
         x = keras.layers.Add(dtype=self.precision, name=f"{name}_add")([x, shortcut])
         return self.relu(x, name=f"{name}_relu")

@@ -37,13 +37,6 @@ WIDTH = 64
 """Channels of the first stage; each later stage has twice as many as the one before."""
 STEMS = ("imagenet", "3x3", "3x3_stride2")
 """7x7 with stride 2 and a pooling; a 3x3 convolution; a 3x3 convolution with stride 2."""
-PROGRAMS = ("stem", "norm", "shortcut")
-"""Parts of a ResNet that can be one XLA program each on a GPU (--xla_programs).
-
-* `stem`: the normalization of the stem with its ReLU and max pooling (`models.stem_program`).
-* `norm`: every other normalization with its ReLU and shortcut (`models.normalization_program`).
-* `shortcut`: the gradient of a block's input, which is a sum (`models.shortcut_program`).
-"""
 TORCHVISION_NETWORKS = tuple(
     name for name in DEPTHS if name not in ("resnet8", "resnet10", *VERSION_1)
 )

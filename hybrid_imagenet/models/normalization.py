@@ -19,7 +19,6 @@ import tensorflow as tf
 
 from hybrid_imagenet import private_api, xla
 from hybrid_imagenet.models import moments
-from hybrid_imagenet.models.normalization_program import input_gradient
 
 _pending_updates: contextvars.ContextVar[list[_BatchStatistics] | None] = contextvars.ContextVar(
     "pending_statistics_updates", default=None
@@ -455,6 +454,21 @@ def _parameter_gradients(
     """Returns this rank's gradients of offset and scale: sums of dy and dy * xhat, FP32 [c]."""
     dy, xhat = _dy_and_xhat(d_outputs, x, mean, inverse_stddev)
     return tf.reduce_sum(dy, _BATCH_AND_PIXELS), tf.reduce_sum(dy * xhat, _BATCH_AND_PIXELS)
+
+
+def input_gradient(
+    dy: tf.Tensor, xhat: tf.Tensor, factor: tf.Tensor, dy_mean: tf.Tensor, product_mean: tf.Tensor
+) -> tf.Tensor:
+    """Returns the gradient of the inputs of a normalization, in FP32.
+
+    Args:
+      dy: gradient of the scaled and shifted values, FP32.
+      xhat: normalized values, in the shape of `dy`.
+      factor: scale over standard deviation, FP32 [c].
+      dy_mean: mean of dy, FP32 [c].
+      product_mean: mean of dy * xhat, FP32 [c].
+    """
+    return factor * (dy - dy_mean - xhat * product_mean)
 
 
 @xla.compile_on_gpu

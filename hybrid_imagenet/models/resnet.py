@@ -7,11 +7,8 @@ Depths, widths and stems, also those for small images, are in `models.depths`.
 
 from __future__ import annotations
 
-import dataclasses
-
 import keras
 
-from hybrid_imagenet import private_api
 from hybrid_imagenet.models.blocks import Builder
 from hybrid_imagenet.models.depths import BASIC, DEPTHS, VERSION_1, WIDTH
 from hybrid_imagenet.models.layers import BlurPool, MaxPool2D
@@ -54,28 +51,14 @@ def build(
             x = block(builder, x, stage_width, stride, f"stage{stage}_block{index + 1}")
     # The mean over pixels is taken in FP32, like all sums over many values.
     x = keras.layers.GlobalAveragePooling2D(dtype="float32", name="pool")(x)
-    model = keras.Model(image, builder.logits(x, num_classes), name=name)
-    if builder.has_program("norm") or builder.has_program("shortcut"):
-        # Fewer layers in one branch of a block change the order of the variables, and with it their
-        # names in checkpoints.
-        with keras.StatelessScope():
-            plain = build(
-                dataclasses.replace(builder, programs=()),
-                name,
-                num_classes,
-                image_size,
-                width=width,
-                stem=stem,
-            )
-        private_api.order_layers(model, [layer.name for layer in plain.layers])
-    return model
+    return keras.Model(image, builder.logits(x, num_classes), name=name)
 
 
 def _stem(builder: Builder, image: keras.KerasTensor, width: int, stem: str) -> keras.KerasTensor:
     if stem != "imagenet":
         stride = 2 if stem == "3x3_stride2" else 1
         return builder.conv_norm_relu(image, width, 3, stride=stride, name="stem")
-    if builder.has_program("stem") and not builder.blurpool:
+    if builder.fuses_stem:
         x = builder.conv(image, width, 7, stride=2, name="stem_conv")
         return builder.norm_relu_pool(x, name="stem_bn")
     x = builder.conv_norm_relu(image, width, 7, stride=2, name="stem")
@@ -102,8 +85,7 @@ def _bottleneck(
     builder: Builder, x: keras.KerasTensor, width: int, stride: int, name: str
 ) -> keras.KerasTensor:
     """Adds 1x1 down, 3x3 with the stride, 1x1 up to four times the width, plus the shortcut."""
-    x, y = builder.fork(x, width, name=f"{name}_1_conv")
-    y = builder.norm_relu(y, name=f"{name}_1")
+    y = builder.conv_norm_relu(x, width, 1, name=f"{name}_1")
     shortcut = _shortcut(builder, x, _EXPANSION * width, stride, name)
     y = builder.conv_norm_relu(y, width, 3, stride=stride, name=f"{name}_2")
     y = builder.conv(y, _EXPANSION * width, 1, name=f"{name}_3_conv")

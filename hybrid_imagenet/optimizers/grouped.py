@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import abc
-import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import keras
@@ -372,7 +371,6 @@ class Hyperparameters:
         self.names = HYPERPARAMETERS
         self._values = np.array([values.get(name, 0.0) for name in self.names], np.float32)
         self._index = {name: i for i, name in enumerate(self.names)}
-        self._passed: tf.Tensor | None = None
         with tf.device("CPU:0"):
             self._variable = tf.Variable(self._values, trainable=False, name="hyper")
 
@@ -401,25 +399,8 @@ class Hyperparameters:
 
         Inside a graph they are read at every execution.
         """
-        if self._passed is not None:
-            return self._passed
         with tf.device("CPU:0"):
             return self._variable.read_value()
-
-    @contextlib.contextmanager
-    def passed_as(self, vector: tf.Tensor) -> Iterator[None]:
-        """Makes `vector` return a tensor that a program gets as an argument.
-
-        XLA cannot read a variable of the CPU in a program for a GPU.
-
-        Args:
-          vector: what `vector` returned outside the program.
-        """
-        self._passed = vector
-        try:
-            yield
-        finally:
-            self._passed = None
 
     def __getitem__(self, name: str) -> float:
         return float(self._values[self._index[name]])

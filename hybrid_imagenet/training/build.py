@@ -117,7 +117,7 @@ def model(
         virtual_gpus=virtual_gpus,
         sync_allreduce=sync_allreduce,
         # On a CPU separate layers are faster.
-        programs=config.network.xla_programs if xla.has_gpu() else (),
+        jit_stem=config.network.jit_stem and xla.has_gpu(),
     )
     warm_start.freeze(network, config.network.freeze)
     return network
@@ -173,7 +173,6 @@ def train_step(
         loss=LOSSES[config.data.loss],
         label_smoothing=config.data.label_smoothing,
         jit_compile=_compiles_step(config),
-        jit_update=config.network.jit_update,
         omit_images=omit_images,
         mixer=image_mixer(config),
         class_weights=class_weights,

@@ -55,10 +55,9 @@ class TrainStep:
 
         _update_from_one_batch
             _gradients
-                _images_and_labels        augmentation and normalization of the images
-                _record_and_differentiate
-                    _loss_and_gradients   forward and backward pass
-            _reduce_and_update            means over ranks, then the optimizer
+                _images_and_labels    augmentation and normalization of the images
+                _loss_and_gradients   forward and backward pass
+            _reduce_and_update        means over ranks, then the optimizer
             _sum_requests
     """
 
@@ -72,7 +71,6 @@ class TrainStep:
         loss: Loss = cross_entropy,
         label_smoothing: float = 0.0,
         jit_compile: bool = False,
-        jit_update: bool = False,
         omit_images: OmitImages | None = None,
         mixer: ImageMixer | None = None,
         class_weights: npt.NDArray[np.float32] | None = None,
@@ -89,8 +87,6 @@ class TrainStep:
           label_smoothing: argument of the loss, in [0, 1].
           jit_compile: compile forward and backward pass with XLA. The reduction stays outside, and
             does not overlap with the backward pass.
-          jit_update: with `jit_compile` and a single rank, compile a step without accumulation as
-            one program, see `_update_in_one_program`.
           omit_images: returns the images of a batch that are used, and the weight of this rank's
             mean loss among those of all ranks; None uses all images. Not with `jit_compile`,
             because the number of images is different in each step.
@@ -131,7 +127,6 @@ class TrainStep:
             self._compiled_loss_and_gradients = tf.function(
                 self._loss_and_gradients, autograph=False, jit_compile=True
             )
-        self._is_one_program = jit_compile and jit_update and communicator.size == 1
         optimizer.build(model.trainable_variables)
         self.telemetry = DelayedReadback(
             {
@@ -143,10 +138,7 @@ class TrainStep:
         )
 
     def _update_from_one_batch(self, batch: Batch, requests: tf.Tensor) -> None:
-        if self._is_one_program:
-            self._update_in_one_program(batch)
-        else:
-            self._reduce_and_update(self._gradients(batch))
+        self._reduce_and_update(self._gradients(batch))
         self._sum_requests(requests)
 
     def _accumulate(self, batch: Batch) -> None:
@@ -159,25 +151,6 @@ class TrainStep:
         self._reduce_and_update(accumulator.mean(self._gradients(batch), num_micro_batches))
         self._sum_requests(requests)
         accumulator.reset()
-
-    def _update_in_one_program(self, batch: Batch) -> None:
-        """Computes gradients and updates the variables of a single rank, as one XLA program.
-
-        Without it the update starts after the program of forward and backward pass, and its
-        programs read all gradients and weights again. On an H200 1.8 ms of a step of 35.0 ms were
-        outside the compiled program; the gain of this form has not been measured yet.
-
-        Augmentation stays outside, because XLA does not know all of its operations. So do the
-        hyperparameters, because a program for a GPU cannot read variables of the CPU.
-        """
-        hyperparameters = self.optimizer.inner.hyperparameters
-
-        def program(images: tf.Tensor, labels: Labels, scalars: tf.Tensor) -> None:
-            with hyperparameters.passed_as(scalars):
-                self._reduce_and_update(self._record_and_differentiate(images, labels))
-
-        compiled = tf.function(program, autograph=False, jit_compile=True)
-        compiled(*self._images_and_labels(batch), hyperparameters.vector())
 
     def _reduce_and_update(self, gradients: list[tf.Tensor]) -> None:
         """Updates the variables from this rank's gradients of the scaled loss."""
@@ -209,11 +182,18 @@ class TrainStep:
         self.optimizer.accumulator.build(self.model.trainable_variables)
 
     def _gradients(self, batch: Batch) -> list[tf.Tensor]:
-        """Returns this rank's gradients of the scaled loss."""
+        """Returns this rank's gradients of the scaled loss.
+
+        It also adds loss and accuracy to the sums, and checks the loss.
+        """
         weight = None
         if self._omit_images is not None:
             batch, weight = self._omit_images(batch)
-        return self._record_and_differentiate(*self._images_and_labels(batch), weight)
+        images, labels = self._images_and_labels(batch)
+        losses, logits, gradients = self._compiled_loss_and_gradients(images, labels, weight)
+        self.sums.add(losses, logits, labels)
+        self.alarm.judge(losses)
+        return gradients
 
     def _images_and_labels(self, batch: Batch) -> tuple[tf.Tensor, Labels]:
         images = self._preprocess(batch)
@@ -221,15 +201,6 @@ class TrainStep:
             return images, batch["label"]
         mixed_labels = compile_on_gpu(self._mixer.labels)
         return images, mixed_labels(batch["label"], batch["seed"], images.shape[1])
-
-    def _record_and_differentiate(
-        self, images: tf.Tensor, labels: Labels, weight: tf.Tensor | None = None
-    ) -> list[tf.Tensor]:
-        """Returns the gradients; adds loss and accuracy to the sums, and judges the loss."""
-        losses, logits, gradients = self._compiled_loss_and_gradients(images, labels, weight)
-        self.sums.add(losses, logits, labels)
-        self.alarm.judge(losses)
-        return gradients
 
     def _loss_and_gradients(
         self, images: tf.Tensor, labels: Labels, weight: tf.Tensor | None

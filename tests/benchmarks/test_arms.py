@@ -210,7 +210,6 @@ def verdict(tmp_path):
         ),
         ("jax", {"peers": {}}, "not installed"),
         ("stem", {"images_per_second": 5060.0}, "yes: 1.012 times base"),
-        ("jit_update", {"images_per_second": 5040.0}, "no: 1.008 times jit_stem"),
         ("jax_full", {"images_per_second": 4900.0}, "jit_stem is 1.020 times as fast"),
         ("jax_full", {"skipped": "JAX is absent"}, "not installed"),
         ("jit_cached", {"first_seconds": 9.0}, "first steps 9.0 s, 38.0 s with jit_cache"),

@@ -142,8 +142,8 @@ def test_xla_is_the_default_only_where_it_was_timed(
     run = decided(flags, images=IMAGENET if is_long else 100_000)
     is_default = is_fp16 and is_timed_gpu and virtual_gpus == 1 and is_long
     assert run.network.jit_compile is (is_default and not is_deterministic)
-    assert run.network.xla_programs == (("stem",) if is_fp16 and not is_deterministic else ())
-    assert {run.origins[name] for name in ("jit_compile", "xla_programs")} == {Origin.HARDWARE}
+    assert run.network.jit_stem is (is_fp16 and not is_deterministic)
+    assert {run.origins[name] for name in ("jit_compile", "jit_stem")} == {Origin.HARDWARE}
 
 
 @pytest.mark.parametrize(
@@ -162,11 +162,11 @@ def test_xla_compiles_by_default_a_run_of_more_than_ten_minutes(flags, images, i
 
 
 def test_flags_for_xla_are_not_decided(on_gpus):
-    flags = ["--jit_compile", "--xla_programs=norm", "--deterministic", "--precision=float32"]
+    flags = ["--jit_compile", "--jit_stem", "--deterministic", "--precision=float32"]
     run = decided(flags)
     assert run.network.jit_compile
-    assert run.network.xla_programs == ("norm",)
-    assert decided(["--xla_programs="]).network.xla_programs == ()
+    assert run.network.jit_stem
+    assert not decided(["--nojit_stem"]).network.jit_stem
 
 
 @pytest.mark.parametrize(("was_long", "now_long"), [(False, True), (True, False)])
@@ -181,7 +181,7 @@ def test_resumed_run_keeps_what_xla_compiles(was_long, now_long, tmp_path, on_gp
     monkeypatch.setattr(gpus, "compute_capability", lambda: (6, 1))
     resumed = decided(again, images=images[now_long])
     assert resumed.network.jit_compile is was_long
-    assert resumed.network.xla_programs == ("stem",)
+    assert resumed.network.jit_stem
     assert resumed.kept_notes == ()
     assert not decided([*again, "--nojit_compile"]).network.jit_compile
     assert not decided(again, ranks=2).network.jit_compile

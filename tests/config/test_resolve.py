@@ -144,6 +144,8 @@ RANDOM = ("--random_batch=8", "--sync_batch_norm")
         ),
         (["--lr-final=0.1"], ["--lr_final was removed. ", "final=..."]),
         (["--decoder=dali"], ["--decoder was removed. TensorFlow decodes all images. Omit"]),
+        (["--xla_programs=stem,norm"], ["--xla_programs was removed. Use --jit_stem"]),
+        (["--nojit_update"], ["--nojit_update was removed.", "Omit the flag."]),
         (["--adabound_beta1", "0.8"], ["--adabound_beta1 was removed. It is 0.9."]),
         (["--print_config_gpus=8"], ["--print_config_gpus needs --print_config or --check_only"]),
         (

@@ -84,16 +84,16 @@ def test_stem_program_gives_the_gradient_of_equal_pixels_to_the_first(on_gpu):
     np.testing.assert_allclose(actual[2:4], expected[2:4], atol=1e-5)
 
 
-def create(programs=(), **settings):
+def create(jit_stem=False, **settings):
     settings = {"width": 8, "seed": 3, "batch_norm": "moving", **settings}
     return factory.create(
-        "resnet8", 5, settings.pop("image_size", 32), programs=programs, **settings
+        "resnet8", 5, settings.pop("image_size", 32), jit_stem=jit_stem, **settings
     )
 
 
 def test_network_with_stem_program_has_the_variables_and_results_of_the_layers(on_gpu):
     plain = create()
-    fused = create(["stem"])
+    fused = create(True)
     assert isinstance(fused.get_layer("stem_bn"), fused_layers.StemNormalization)
     assert [v.path for v in fused.variables] == [v.path for v in plain.variables]
     random = np.random.default_rng(0)
@@ -121,7 +121,7 @@ def test_network_with_stem_program_has_the_variables_and_results_of_the_layers(o
     ],
 )
 def test_network_that_the_stem_program_does_not_fit_keeps_its_layers(settings):
-    names = {layer.name for layer in create(["stem"], **settings).layers}
+    names = {layer.name for layer in create(True, **settings).layers}
     assert "stem_relu" in names
 
 

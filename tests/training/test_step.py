@@ -9,10 +9,8 @@ from hybrid_imagenet import optimizers, xla
 from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.data.image_mixing import ImageMixer
 from hybrid_imagenet.models import factory
-from hybrid_imagenet.optimizers.average import WeightAverage
 from hybrid_imagenet.optimizers.distributed import UPDATE_SCOPE, DistributedOptimizer
 from hybrid_imagenet.optimizers.kinds import classify
-from hybrid_imagenet.optimizers.loss_scale import LossScale
 from hybrid_imagenet.optimizers.reducer import GradientReducer
 from hybrid_imagenet.order import sampling
 from hybrid_imagenet.training import step as step_module
@@ -202,55 +200,3 @@ def test_step_with_the_fused_operations_of_a_gpu_equals_the_step_of_a_cpu(monkey
     for a, b in zip(expected, actual, strict=True):
         np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6)
     assert others == counts
-
-
-@pytest.mark.slow
-def test_step_as_one_program_equals_the_step_without_xla(monkeypatch):
-    """Compiles forward and backward pass, packing and update for a GPU as one program."""
-    monkeypatch.setattr(xla, "has_gpu", lambda: True)
-    monkeypatch.setattr(step_module, "has_gpu", lambda: True)
-
-    def run(compiled):
-        monkeypatch.setenv("HYBRID_IMAGENET_XLA", str(int(compiled)))
-        monkeypatch.setattr(xla, "supported", lambda: compiled)
-        communicator = SingleProcess()
-        model = factory.create(
-            "resnet8", 5, 16, batch_norm="moving", width=8, programs=["stem"], zero_last_gamma=False
-        )
-        inner = optimizers.create("lars", weight_decay=1e-4, learning_rate=0.1, eta=0.01)
-        inner.set_kinds(classify(model))
-        average = WeightAverage(0.9, 1)
-        optimizer = DistributedOptimizer(
-            inner,
-            loss_scale=LossScale(8.0, dynamic=True),
-            communicator=communicator,
-            average=average,
-        )
-        preprocess = lambda batch: batch["image"]  # noqa: E731
-        step = TrainStep(
-            model, optimizer, preprocess, communicator, jit_compile=compiled, jit_update=compiled
-        )
-        random = np.random.default_rng(0)
-        for number, rate in enumerate((0.1, 0.2, 0.3, 0.3)):
-            inner.hyperparameters.assign({"learning_rate": rate})
-            # The squares of such gradients are infinite, so this step is skipped.
-            if number == 2:
-                optimizer.loss_scale.scale.assign(2.0**100)
-            images = tf.constant(random.normal(size=(4, 16, 16, 3)), tf.float32)
-            batch = {"image": images, "label": tf.constant(random.integers(0, 5, 4))}
-            step.update_from_one_batch(batch, tf.constant([1, 0]))
-            assert step.summed_requests().tolist() == [1, 0]
-            if number == 2:
-                optimizer.loss_scale.scale.assign(8.0)
-        graph = step.update_from_one_batch.get_concrete_function(batch, tf.constant([1, 0])).graph
-        calls = [op for op in graph.get_operations() if "_XlaMustCompile" in op.node_def.attr]
-        state = [step.sums.variable, step.alarm.variable, *optimizer.telemetry_variables().values()]
-        variables = (*model.variables, *optimizer.variables, *state)
-        assert int(optimizer.loss_scale.skipped_steps.numpy()) == 1
-        return len(calls), [v.numpy() for v in variables]
-
-    _, expected = run(compiled=False)
-    programs, values = run(compiled=True)
-    assert programs == 1
-    for value, expected_value in zip(values, expected, strict=True):
-        np.testing.assert_allclose(value, expected_value, rtol=1e-4, atol=1e-5)
