@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import importlib.machinery
 import importlib.util
 import math
-import sys
 import typing
-from pathlib import Path
 
 from hybrid_imagenet.comm import torus
 from hybrid_imagenet.config.derived import batches, check_groups, sizes
 from hybrid_imagenet.config.flags import COMMON, DataFlags
-from hybrid_imagenet.errors import UserError, did_you_mean, pluralize
+from hybrid_imagenet.errors import UserError, pluralize
 from hybrid_imagenet.models import keras_families
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 from hybrid_imagenet.options import Origin
@@ -348,29 +345,19 @@ def check_data(config: RunConfig, num_examples: int) -> None:
 def find_network_module(target: str) -> str | None:
     """Returns the file of the module in --model=MODULE:FUNCTION.
 
-    The module is not imported, because it may import TensorFlow.
+    The module is not imported, because it may import TensorFlow. Whether it has the function is
+    found when the network is built.
 
     Raises:
-      UserError: if there is no such module, or its source has no such function.
+      UserError: if there is no such module.
     """
-    module, _, function = target.partition(":")
-    spec = _find_spec(module)
+    spec = _find_spec(target.partition(":")[0])
     if spec is None:
         raise UserError(
             f"--model={target}: there is no such module. Use a module in this directory or in"
             " PYTHONPATH."
         )
-    file = getattr(spec.loader_state, "filename", None) if spec.origin == "frozen" else spec.origin
-    names = _names_defined_in(file)
-    if names is None and module in sys.modules:
-        names = set(dir(sys.modules[module]))
-    name = function.partition(".")[0]
-    if names is not None and name not in names:
-        raise UserError(
-            f"--model={target}: {module} has no function {name!r}{did_you_mean(name, names)}."
-            " Name a function that returns a Keras model."
-        )
-    return file
+    return spec.origin
 
 
 def _find_spec(module: str) -> importlib.machinery.ModuleSpec | None:
@@ -391,41 +378,6 @@ def _find_spec(module: str) -> importlib.machinery.ModuleSpec | None:
         # KeyError is raised for a directory without __init__.py above the module.
         return None
     return spec
-
-
-def _names_defined_in(file: str | None) -> set[str] | None:
-    """Returns the names that a Python file defines, without running it.
-
-    Returns:
-      The names; None if they cannot be read from the source.
-
-    Raises:
-      UserError: if the file is not valid Python.
-    """
-    if not file or not file.endswith(".py"):
-        return None
-    try:
-        tree = ast.parse(Path(file).read_bytes(), file)
-    except (SyntaxError, ValueError) as error:
-        line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
-        raise UserError(
-            f"{file}{line}: not valid Python ({getattr(error, 'msg', error)}). Correct the file."
-        ) from None
-    except OSError:
-        return None
-    names: set[str] = set()
-    # Names inside functions and classes are found too, which accepts a few that do not exist.
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            names.add(node.name)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            names |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
-    used_names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    # A module that uses one of these may define any name when it runs.
-    dynamic_names = {"*", "__getattr__", "globals", "exec", "setattr"}
-    return None if dynamic_names & (names | used_names) else names
 
 
 RULES = (

@@ -146,7 +146,8 @@ def _error_in_module(target: str, error: BaseException) -> UserError:
     file = getattr(module, "__file__", None)
     module_frames = [frame for frame in frames if frame.filename == file] or frames
     where = ""
-    if module_frames:
+    # The text of a SyntaxError has the file and the line already.
+    if module_frames and not isinstance(error, SyntaxError):
         where = f" in {module_frames[-1].filename}, line {module_frames[-1].lineno}"
     if isinstance(error, SystemExit):
         return UserError(

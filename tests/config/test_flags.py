@@ -270,24 +270,6 @@ def test_own_network_module_is_found_without_importing_it(target, tmp_path, monk
 
 
 @pytest.mark.parametrize(
-    ("text", "function", "message"),
-    [
-        ("def small(): pass", "smal", r"no function 'smal' \(did you mean small\?\)"),
-        ("import keras", "small", "no function 'small'"),
-        ("def small(:", "small", "own_nets.py, line 1: not valid Python"),
-        ("def small(): pass", "", "no function ''"),
-    ],
-)
-def test_own_network_function_that_the_module_lacks_is_an_error(
-    text, function, message, tmp_path, monkeypatch
-):
-    (tmp_path / "own_nets.py").write_text(text)
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UserError, match=message):
-        flag_checks.find_network_module(f"own_nets:{function}")
-
-
-@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--model=keras:vgg16"], r"no network 'vgg16' \(did you mean keras:VGG16\?\)"),
@@ -306,30 +288,6 @@ def test_keras_network_with_a_wrong_name_or_flags_of_built_in_networks_is_an_err
 ):
     with pytest.raises(UserError, match=message):
         config.resolve(["--dataset=synthetic", *arguments], 2)
-
-
-def test_own_network_module_of_python_without_the_function_is_an_error():
-    with pytest.raises(UserError, match="--model=os:nofn: os has no function 'nofn'"):
-        flag_checks.find_network_module("os:nofn")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "class small: pass",
-        "small = lambda: None",
-        "if True:\n    from elsewhere import small",
-        "from elsewhere import other as small",
-        "from elsewhere import *",
-        "globals()['sm' + 'all'] = None",
-        "def __getattr__(name): pass",
-        "try:\n    import small.inside\nexcept ImportError: pass",
-    ],
-)
-def test_own_network_function_that_the_module_may_have_is_accepted(text, tmp_path, monkeypatch):
-    (tmp_path / "own_nets.py").write_text(text)
-    monkeypatch.syspath_prepend(tmp_path)
-    assert flag_checks.find_network_module("own_nets:small") == str(tmp_path / "own_nets.py")
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])

@@ -3,6 +3,7 @@
 import keras
 import pytest
 
+from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.models import factory
 
 MODULE = """
@@ -35,3 +36,14 @@ def test_create_with_layers_built_at_import_numbers_all_layers_from_zero(
         network = factory.create(f"{module}:network", 3, 8)
         names = [layer.name for layer in network.layers if "input" not in layer.name]
         assert names == ["flatten", "re_lu", "dense", "re_lu_1", "dense_1"]
+
+
+def test_create_with_a_module_that_is_not_valid_python_names_its_line(tmp_path, monkeypatch):
+    (tmp_path / "invalid_network.py").write_text("import keras\ndef small(:\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    message = (
+        r"^--model=invalid_network:small: SyntaxError: invalid syntax \(invalid_network\.py, line 2"
+        r"\)\. Correct the module\.$"
+    )
+    with pytest.raises(UserError, match=message):
+        factory.create("invalid_network:small", 3, 8)

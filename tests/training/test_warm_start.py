@@ -168,6 +168,7 @@ def test_user_network_trains_and_can_be_built_from_its_checkpoint(tiny_data, tmp
     ("name", "reason"),
     [
         ("no.such.module:f", r"No module named 'no'\. Pass MODULE:FUNCTION"),
+        ("tests.training.own_networks:smal", r"has no attribute 'smal'\. Pass MODULE:FUNCTION"),
         (
             "tests.training.own_networks:without_arguments",
             "It is called with num_classes and image_size",
