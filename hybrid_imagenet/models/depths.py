@@ -43,10 +43,3 @@ TORCHVISION_NETWORKS = tuple(
 """ResNets available in torchvision. Its bottleneck networks are v1.5."""
 TORCHVISION_EPSILON = 1e-5
 """The number that torchvision's normalizations add to variances."""
-
-
-def torchvision_has(model: str, width: int, stem: str, blurpool: bool, epsilon: float) -> bool:
-    """Returns whether torchvision has this network, so that weights can be exchanged."""
-    settings = (width, stem, blurpool, epsilon)
-    torchvision_settings = (WIDTH, "imagenet", False, TORCHVISION_EPSILON)
-    return model in TORCHVISION_NETWORKS and settings == torchvision_settings

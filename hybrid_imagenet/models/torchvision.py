@@ -1,6 +1,6 @@
-"""Reads and writes state dictionaries of torchvision's ResNets, which timm's plain ResNets share.
+"""Reads state dictionaries of torchvision's ResNets, which timm's plain ResNets share.
 
-It reads .safetensors and .pth files, and writes .safetensors files.
+Files are .safetensors or .pth.
 
 torchvision's networks equal this package's (v1.5, with the stride in the 3x3 convolution; padding
 on all sides; epsilon 1e-5; images normalized by ImageNet's means and deviations), so weights carry
@@ -33,8 +33,6 @@ _NEEDS_SAFETENSORS = ".safetensors files need the package safetensors. Install i
 _BATCH_COUNTER = "num_batches_tracked"
 # Training programs store the weights under these keys, together with other state.
 _WRAPPER_KEYS = ("state_dict", "model")
-# Our .safetensors files name their network under this key of their metadata.
-_ARCHITECTURE_KEY = "hybrid_imagenet.model"
 _MAX_ERROR_LENGTH = 200
 
 _BLOCK = re.compile(r"layer(\d)\.(\d+)\.")
@@ -57,7 +55,7 @@ def read(path: Path, log: Callable[[str], object]) -> tuple[str, dict[str, np.nd
 
     Args:
       path: a .safetensors or .pth file.
-      log: receives a line if neither the file nor a config.json next to it names the network.
+      log: receives a line if no config.json next to the file names the network.
 
     Returns:
       Name of the network, and weights by path of the Keras variable.
@@ -67,11 +65,7 @@ def read(path: Path, log: Callable[[str], object]) -> tuple[str, dict[str, np.nd
         difference.
     """
     is_named = _check_architecture(path)
-    if path.suffix == ".safetensors":
-        content, metadata = _read_safetensors(path)
-        is_named = is_named or _ARCHITECTURE_KEY in metadata
-    else:
-        content = _read_torch(path)
+    content = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
     tensors = {name: value for name, value in content.items() if not name.endswith(_BATCH_COUNTER)}
     difference = _difference(tensors)
     if difference:
@@ -169,30 +163,6 @@ def _is_bottleneck(tensors: Mapping[str, np.ndarray]) -> bool:
     return "layer1.0.conv3.weight" in tensors
 
 
-def write(path: Path, model: str, weights: Mapping[str, np.ndarray]) -> None:
-    """Writes the weights of one of torchvision's ResNets, for its `load_state_dict`.
-
-    Args:
-      path: a .safetensors file.
-      model: one of `TORCHVISION_NETWORKS`.
-      weights: by path of the Keras variable.
-
-    Raises:
-      UserError: if the package safetensors is not installed.
-      OSError: if the file cannot be written.
-    """
-    safetensors = import_optional("safetensors", _NEEDS_SAFETENSORS)
-    safetensors_numpy = import_optional("safetensors.numpy", _NEEDS_SAFETENSORS)
-    tensors = {
-        torch_name: _to_torch_axes(weights[keras_path])
-        for torch_name, keras_path in _keras_paths(model).items()
-    }
-    try:
-        safetensors_numpy.save_file(tensors, path, metadata={_ARCHITECTURE_KEY: model})
-    except safetensors.SafetensorError as error:
-        raise OSError(_first_line(error)) from None
-
-
 def _keras_paths(model: str) -> dict[str, str]:
     """Returns the paths of all Keras variables by torchvision's names."""
     paths = {}
@@ -233,20 +203,12 @@ def _to_keras_axes(value: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(value.transpose(order) if order else value, np.float32)
 
 
-def _to_torch_axes(value: np.ndarray) -> np.ndarray:
-    """Converts [..., in, out] to [out, in, ...]."""
-    order = {4: (3, 2, 0, 1), 2: (1, 0)}.get(value.ndim)
-    return np.ascontiguousarray(value.transpose(order) if order else value)
-
-
-def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Reads the tensors and the metadata of a .safetensors file."""
+def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
+    """Reads the tensors of a .safetensors file."""
     safetensors = import_optional("safetensors", _NEEDS_SAFETENSORS)
     safetensors_numpy = import_optional("safetensors.numpy", _NEEDS_SAFETENSORS)
     try:
-        with safetensors.safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-        return dict(safetensors_numpy.load_file(path)), metadata
+        return dict(safetensors_numpy.load_file(path))
     except (OSError, TypeError, KeyError, safetensors.SafetensorError) as error:
         raise UserError(
             f"{path} cannot be read as a safetensors file ({_first_line(error)}). Pass another"

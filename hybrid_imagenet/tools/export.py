@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pathlib
 import shutil
@@ -13,12 +14,14 @@ import numpy as np
 from hybrid_imagenet import files
 from hybrid_imagenet.checkpoints import store
 from hybrid_imagenet.errors import UserError, did_you_mean
-from hybrid_imagenet.tools import command_line, export_checks
+from hybrid_imagenet.tools import command_line
 
 if TYPE_CHECKING:
     from hybrid_imagenet.checkpoints.pretrained import TrainedNetwork
     from hybrid_imagenet.tools.export_formats import ExportFormat
 
+# Packages that only ONNX files need.
+_ONNX_PACKAGES = ("onnx", "tf2onnx", "onnxruntime")
 # Accepted difference of a logit, as a fraction of the largest logit (or of 1 if that is larger).
 TOLERANCE = 1e-4
 # Two batch sizes, so that a file that accepts only one size fails.
@@ -26,7 +29,6 @@ _BATCH_SIZES = (3, 1)
 FORMAT_TITLES = {
     ".keras": "Keras",
     ".onnx": "ONNX",
-    ".safetensors": "weights of torchvision's network, for images normalized as in torchvision",
     "": "a directory with a TensorFlow SavedModel",
 }
 """The file formats by suffix. `export_formats.FORMATS` has their functions, but imports TensorFlow.
@@ -44,7 +46,8 @@ def main(argv: Sequence[str]) -> None:
     path = files.output_path("--to", arguments.to)
     _check_path(path)
     # Before TensorFlow is loaded, which takes seconds.
-    export_checks.check_format(path.suffix, store.find_checkpoint(arguments.checkpoint).meta)
+    _check_packages(path.suffix)
+    store.find_checkpoint(arguments.checkpoint)
     command_line.start_single_process("export")
     from hybrid_imagenet.tools import export_formats
 
@@ -69,8 +72,8 @@ def _parser() -> command_line.Parser:
         metavar="FILE",
         required=True,
         help=(
-            "file to write, whose suffix selects the format: .keras, .onnx, .safetensors, or none"
-            " for a directory with a SavedModel"
+            "file to write, whose suffix selects the format: .keras, .onnx, or none for a directory"
+            " with a SavedModel"
         ),
     )
     return parser
@@ -93,6 +96,16 @@ def _check_path(path: pathlib.Path) -> None:
             f"--to={path} does not end in the suffix of a format. Use one of:"
             f" {', '.join(formats)}{suggestion}"
         )
+
+
+def _check_packages(suffix: str) -> None:
+    """Raises UserError if a package that a format needs is not installed."""
+    for name in _ONNX_PACKAGES if suffix == ".onnx" else ():
+        if importlib.util.find_spec(name) is None:
+            raise UserError(
+                f"--to: {suffix} files need the package {name}. Run pip install {name}, or export"
+                " to .keras, which needs no other package."
+            )
 
 
 def export(network: TrainedNetwork, export_format: ExportFormat, path: pathlib.Path) -> float:

@@ -13,14 +13,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hybrid_imagenet.checkpoints import pretrained
 from hybrid_imagenet.checkpoints.pretrained import TrainedNetwork
 from hybrid_imagenet.data import device
 from hybrid_imagenet.errors import import_optional
-from hybrid_imagenet.models import torchvision
 from hybrid_imagenet.models.layers import BlurPool, Conv2D, MaxPool2D
 from hybrid_imagenet.models.normalization import BatchNormalization
-from hybrid_imagenet.tools import export_checks
 
 # From RGB pixels of 0 to 255, float32 [batch, size, size, 3], to logits [batch, classes].
 LogitsFunction = Callable[[np.ndarray], np.ndarray]
@@ -200,23 +197,9 @@ def _import_for_onnx(name: str) -> Any:
     return import_optional(name, remedy)
 
 
-def _write_torchvision(network: TrainedNetwork, path: pathlib.Path) -> None:
-    export_checks.check_torchvision_has(
-        network.model, network.width, network.stem, network.blurpool, network.batch_norm_epsilon
-    )
-    torchvision.write(path, network.model, network.weights or {})
-
-
-def _open_torchvision(network: TrainedNetwork, path: pathlib.Path) -> LogitsFunction:
-    # The file does not store the image size.
-    loaded = dataclasses.replace(pretrained.load(path, print), image_size=network.image_size)
-    return logits_function(loaded)
-
-
 FORMATS = {
     ".keras": ExportFormat(_write_keras, _open_keras),
     ".onnx": ExportFormat(_write_onnx, _open_onnx),
-    ".safetensors": ExportFormat(_write_torchvision, _open_torchvision),
     "": ExportFormat(_write_saved_model, _open_saved_model),
 }
 """How each format of `export.FORMAT_TITLES` is written and opened, by suffix."""

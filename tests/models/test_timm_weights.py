@@ -137,12 +137,3 @@ def test_read_of_a_file_without_architecture_warns_of_the_assumed_network(tmp_pa
         assert line.startswith(
             f"{tmp_path}/model.safetensors does not name its network, so it is read as resnet18."
         )
-
-
-def test_write_names_the_network_so_that_read_does_not_warn(tmp_path):
-    _, weights = read(tmp_path, state_dict())
-    path = tmp_path / "written.safetensors"
-    torchvision.write(path, "resnet18", weights)
-    lines = []
-    assert torchvision.read(path, lines.append)[0] == "resnet18"
-    assert lines == []

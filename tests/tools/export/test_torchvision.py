@@ -1,15 +1,14 @@
 """Tests weights in torchvision's names and layouts against a reference that uses them."""
 
-import dataclasses
 import pickle
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 from hybrid_imagenet.checkpoints import pretrained
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.tools import export, export_formats
+from hybrid_imagenet.tools import export_formats
 from tests.tools.export.support import assert_close, network, pixels, reference, tensors
 
 
@@ -38,24 +37,6 @@ def test_load_of_weights_of_another_network_raises(tmp_path):
     path.write_bytes(b"no tensors")
     with pytest.raises(UserError, match="cannot be read as a safetensors file"):
         pretrained.load(path, print)
-
-
-@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
-def test_export_to_safetensors_writes_the_imported_weights(tmp_path, name):
-    path = tmp_path / "out.safetensors"
-    imported = network(tmp_path, name)
-    export.export(imported, export_formats.FORMATS[path.suffix], path)
-    written = load_file(path)
-    expected = tensors(name)
-    assert written.keys() == {key for key in expected if not key.endswith("num_batches_tracked")}
-    for key, value in written.items():
-        np.testing.assert_array_equal(value, expected[key])
-    with pytest.raises(UserError, match=f"torchvision has no {name} of width 64, stem 3x3"):
-        export.export(
-            dataclasses.replace(imported, stem="3x3"),
-            export_formats.FORMATS[path.suffix],
-            tmp_path / "b.safetensors",
-        )
 
 
 class _Trap:
