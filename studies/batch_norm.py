@@ -1,5 +1,6 @@
-"""Defines the comparison of batch normalizations of Lu et al., Table 3.4, with 12 virtual GPUs on
-Fashion-MNIST.
+"""Defines the comparison of batch normalizations of Lu et al., Table 3.4.
+
+It runs on Fashion-MNIST with 12 virtual GPUs.
 """
 
 from __future__ import annotations

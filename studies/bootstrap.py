@@ -25,8 +25,9 @@ def interval(
     Tibshirani 1993, 13.3).
 
     Args:
-      first, second: bool [runs, images]: whether a run of the method got an image right; rows of
-        equal number are runs of equal seed, columns are the same images.
+      first: bool [runs, images], whether a run of the first method got an image right.
+      second: the same for the second method. Rows of equal number are runs of equal seed, and
+        columns are the same images.
       draws: how often both are drawn.
       seed: of the draws.
     """

@@ -206,8 +206,10 @@ def _takes(options: argparse.Namespace, arm: Arm) -> bool:
 
 
 def _study(study: Study, options: argparse.Namespace, extra: tuple[str, ...]) -> bool:
-    """Tunes, runs and writes one study; returns whether all runs that were asked for have
-    finished.
+    """Tunes, runs and writes one study.
+
+    Returns:
+      Whether all runs that were asked for have finished.
     """
     # Every flag is checked before the first run starts: those of the tuning runs are those of all
     # points.
@@ -272,8 +274,10 @@ def _check_data(study: Study, cells: Sequence[Cell]) -> None:
 
 
 def _announce(study: Study, options: argparse.Namespace, runs: Sequence[tuple[Arm, Cell]]) -> bool:
-    """Says what a study will cost or, for a dry run, its commands; returns whether that is all that
-    was asked for.
+    """Prints what a study will cost or, for a dry run, its commands.
+
+    Returns:
+      Whether that is all that was asked for.
     """
     cells = [cell for arm, cell in runs if _takes(options, arm)]
     later = options.seeds * sum(bool(arm.points) for arm in study.arms if _takes(options, arm))
@@ -297,8 +301,9 @@ def _results(
     options: argparse.Namespace,
     records: Records | None,
 ) -> dict[Cell, trial_runs.Result]:
-    """The results of cells; those of arms that were asked for are run if need be, and told as they
-    end.
+    """Returns the results of cells, and runs those of the requested arms that have none.
+
+    Each of these runs is reported when it ends.
 
     Args:
       study: whose cells they are.

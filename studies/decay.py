@@ -1,5 +1,6 @@
-"""Defines the study of what LARS is worth, and of weight decay on biases and normalization (Jia et
-al.).
+"""Defines the study of what LARS is worth, and of weight decay on biases and normalization.
+
+Jia et al. leave out that decay.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Defines the studies of single methods of Lu et al. and Mikami et al., with the papers' numbers as
-printed.
+"""Defines the studies of single methods of Lu et al. and Mikami et al.
+
+The papers' numbers are as printed.
 """
 
 from __future__ import annotations
@@ -172,8 +173,10 @@ _SMOOTH = "--label_smoothing=0.1"
 
 
 def growing(*stages: tuple[int, int]) -> str:
-    """A batch schedule from (epoch of 90 after which the batch changes, thousands of images as
-    printed).
+    """Returns a batch schedule.
+
+    Args:
+      stages: the epoch of 90 after which the batch changes, and thousands of images as printed.
     """
     return "--batch_schedule=" + ",".join(f"{epoch * SONY_EPOCHS // 90}:{k}" for epoch, k in stages)
 

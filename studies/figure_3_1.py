@@ -1,7 +1,7 @@
-"""Defines Fig. 3.1 of Lu et al. on Fashion-MNIST: hybrid among methods with its own decay and with
-others.
+"""Defines Fig. 3.1 of Lu et al. on Fashion-MNIST.
 
-The rival in the figure, gradual warmup + SGD, has most likely hybrid's decay by kappa; Goyal et al.
+Hybrid is compared with methods that have its own decay, and with methods that have others. The
+rival in the figure, gradual warmup + SGD, has most likely hybrid's decay by kappa; Goyal et al.
 have steps. So SGD has kappa, polynomial decay and steps, and LARS has kappa. Five points a factor
 of 2 apart lie around the one that was best in the coarser search of `accuracy-by-batch`; AdaBound
 was not in it. Three of them came first: for seven of the twelve arms the best of them was the first

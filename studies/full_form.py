@@ -1,5 +1,6 @@
-"""Defines Fig. 3.1 of Lu et al. in the paper's own form: 24 GPUs, 6,144 images per update, T = 10
-of 90 epochs.
+"""Defines Fig. 3.1 of Lu et al. in the paper's own form.
+
+That is 24 GPUs, 6,144 images per update, and T = 10 of 90 epochs.
 
 The other studies shorten the training to 16 epochs with 32 images per GPU, which leaves 37 updates
 for the warmup at a batch of 1,024. Here the number of GPUs, the batch, T, kappa and the number of

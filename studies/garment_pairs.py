@@ -75,8 +75,9 @@ def class_names() -> list[str]:
 
 
 def shrink(images: Images) -> Images:
-    """Scales images [n, 28, 28] to [n, 18, 18] by the mean of the area that each new pixel covers,
-    rounded.
+    """Scales images [n, 28, 28] to [n, 18, 18].
+
+    Each new pixel is the rounded mean of the area that it covers.
     """
     # In units of 1/18 of a pixel, an old pixel is 18 long and a new one 28.
     old_edges = GARMENT_SIDE * np.arange(SOURCE_SIDE + 1)

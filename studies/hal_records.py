@@ -1,5 +1,6 @@
-"""Derives the table and the figure of docs/studies/hal.md from the HAL benchmark's own records of
-eleven ImageNet runs.
+"""Derives the table and the figure of docs/studies/hal.md from the HAL benchmark's own records.
+
+These are the records of eleven ImageNet runs.
 
     python -m studies.hal_records RECORDS.csv [--results=docs/studies]
 
@@ -69,10 +70,10 @@ def read(path: pathlib.Path) -> dict[Run, list[dict[str, float]]]:
 
 
 def summarize(runs: Mapping[Run, Sequence[Mapping[str, float]]]) -> list[dict[str, Any]]:
-    """Returns a row of `COLUMNS` for each run; accuracies in percent, zigzag in points, efficiency
-    relative to 2 GPUs.
+    """Returns a row of `COLUMNS` for each run.
 
-    The zigzag is `statistics.oscillation`: the root of the mean square of the second differences of
+    Accuracies are in percent, the zigzag is in points, and efficiency is relative to 2 GPUs. The
+    zigzag is `statistics.oscillation`: the root of the mean square of the second differences of
     validation top-1.
     """
     smallest = min(runs)
@@ -107,8 +108,9 @@ def _top1(epochs: Sequence[Mapping[str, float]], between: tuple[int, int]) -> li
 
 
 def draw(path: pathlib.Path, runs: Mapping[Run, Sequence[Mapping[str, float]]]) -> None:
-    """Writes a PNG: validation top-1 by epoch for each number of GPUs, at 208 and at 256 images per
-    GPU.
+    """Writes a PNG with validation top-1 by epoch for each number of GPUs.
+
+    There is one panel for 208 images per GPU and one for 256.
     """
     import matplotlib
 

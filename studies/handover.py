@@ -1,5 +1,6 @@
-"""Defines the studies of the hand-over from AdaBound to LARS: Adam's rate, LARS's step, decay and
-ramp together.
+"""Defines the studies of the hand-over from AdaBound to LARS.
+
+They tune Adam's rate, LARS's step, decay and ramp together.
 
 A first look at 1,024 (four seeds, the same training images, no rule) showed that tuning them one at
 a time finds nothing: Adam's rate times N, a quarter to a half of the trust coefficient that suits a

@@ -1,5 +1,6 @@
-"""Tests of a mean difference between paired runs: better, as good as, and both corrected for
-several statements.
+"""Tests a mean difference between paired runs: better, or as good as.
+
+Both tests can be corrected for several statements.
 
 A difference is an `Estimate` over seeds; its values are taken to be normally distributed. A p value
 is the probability of a difference at least as clear as the one seen if the statement were false.
@@ -22,14 +23,15 @@ MOST_SEEDS = 10_000
 
 
 def p_above(found: Estimate | None, bound: float = 0.0) -> float:
-    """p of "the mean is above `bound`" by Student's one-sided test; 1 where there are too few or
-    equal values.
+    """Returns the p value of "the mean is above `bound`" by Student's one-sided test.
+
+    It is 1 if there are too few values, or all are equal.
     """
     return _tail(found, bound, 1.0)
 
 
 def p_below(found: Estimate | None, bound: float = 0.0) -> float:
-    """p of "the mean is below `bound`"; see `p_above`."""
+    """Returns the p value of "the mean is below `bound`"; see `p_above`."""
     return _tail(found, bound, -1.0)
 
 
@@ -65,7 +67,7 @@ def _tail(found: Estimate | None, bound: float, sign: float) -> float:
 
 
 def holm(values: Sequence[float]) -> list[float]:
-    """p values corrected for their number (Holm 1979), in the order given.
+    """Returns p values corrected for their number (Holm 1979), in the order given.
 
     Accepting those that are at most a level keeps the chance of any false acceptance below that
     level: the k-th smallest of n is multiplied by n - k + 1, and none comes out below a smaller
@@ -80,8 +82,13 @@ def holm(values: Sequence[float]) -> list[float]:
 
 
 def power_above(mean: float, deviation: float, count: int, level: float = LEVEL) -> float:
-    """The chance that `p_above(..., 0)` is at most `level` with `count` runs, if the true mean is
-    `mean`.
+    """Returns the chance that `p_above(..., 0)` is at most `level` with `count` runs.
+
+    Args:
+      mean: the true mean.
+      deviation: standard deviation of a run.
+      count: number of runs.
+      level: the level of the test.
     """
     from scipy import stats
 
@@ -102,7 +109,9 @@ def power_within(
 
 
 def _number(value: float) -> float:
-    """scipy gives no number where a noncentral t is far out: there the chance is 0 or 1 in all
+    """Returns a chance of scipy, or 0 if it is not a number.
+
+    scipy returns no number where a noncentral t is far out. There the chance is 0 or 1 in all
     digits.
     """
     return float(value) if math.isfinite(value) else 0.0

@@ -16,8 +16,11 @@ POLY = ("--lr_schedule=poly", *GRADUAL)
 
 
 def lamb_points(batch: int, factors: tuple[float, ...]) -> tuple[Point, ...]:
-    """Relative steps of LAMB, which are its rates, times the one that its authors have at the
-    batch.
+    """Returns points of LAMB's relative step, which is its learning rate.
+
+    Args:
+      batch: images per update.
+      factors: multiples of the relative step that its authors have at the batch.
     """
     rates = [factor * published_lamb_step(batch) for factor in factors]
     return tuple(Point(f"{rate:.2g}", (f"--lr={rate:.4g}",)) for rate in rates)

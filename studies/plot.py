@@ -1,5 +1,7 @@
-"""Plots a study: accuracy against batch by method, by epoch like the papers' figures, or a row for
-each arm.
+"""Plots a study.
+
+A picture shows accuracy against batch by method, accuracy by epoch like the papers' figures, or a
+row for each arm.
 """
 
 from __future__ import annotations
@@ -66,8 +68,9 @@ def draw(path: pathlib.Path, study: Study, arms: Sequence[ArmResults]) -> None:
 
 
 def _by_batch(pyplot: Any, study: Study, arms: Sequence[ArmResults]) -> Any:
-    """Final accuracy against images per update: a line for each method, with its name at its
-    end.
+    """Plots final accuracy against images per update.
+
+    Each method is a line with its name at the end.
     """
     figure, axes = pyplot.subplots(figsize=(8.4, 4.8), layout="constrained")
     methods = list(dict.fromkeys(found.arm.method for found in arms))
@@ -213,8 +216,9 @@ def _intervals(
 
 
 def _range(arms: Sequence[ArmResults]) -> tuple[float, float]:
-    """The accuracies that an axis shows: around the means, but no more than `_SHOWN` below the
-    best.
+    """Returns the smallest and the largest accuracy that an axis shows.
+
+    They surround the means, but the smallest is at most `_SHOWN` below the best.
     """
     ends = [end for found in arms if (end := found.estimate("top1")) is not None]
     if not ends:

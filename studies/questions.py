@@ -82,8 +82,9 @@ def lars_points(batch: int, factors: tuple[float, ...]) -> tuple[Point, ...]:
 
 
 def sgd_points(batch: int, factors: tuple[float, ...]) -> tuple[Point, ...]:
-    """Effective rates of SGD, lr / (1 - momentum), around that of Goyal et al.: 0.1 B / 256 /
-    0.1.
+    """Returns points of SGD's effective rate, lr / (1 - momentum).
+
+    They lie around that of Goyal et al., 0.1 B / 256 / 0.1.
     """
     rates = [
         factor / 4 * 0.1 * batch / 256 for factor in factors

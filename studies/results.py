@@ -150,8 +150,9 @@ class Verdict:
 
     @property
     def against_paper(self) -> str:
-        """Whether the effect is the paper's: smaller or larger than printed, as printed (within
-        `MARGIN`), or open.
+        """Whether the effect is the paper's.
+
+        It is smaller or larger than printed, as printed (within `MARGIN`), or open.
         """
         if self.effect is None:
             return ""
@@ -227,11 +228,11 @@ def verdicts(study: Study, arms: Sequence[ArmResults]) -> list[Verdict]:
 def _differences(
     claim: Claim, first: ArmResults, second: ArmResults
 ) -> tuple[Estimate | None, str]:
-    """The differences by seed, positive where the first arm is better, and what they are a limit
-    of.
+    """Returns the differences by seed, and what they are a limit of.
 
-    A run that missed the target took at least all of its epochs, so that the difference is a limit;
-    where both arms missed it, nothing is known.
+    Differences are positive where the first arm is better. A run that missed the target took at
+    least all of its epochs, so that the difference is a limit; where both arms missed it, nothing
+    is known.
     """
     if claim.metric != "epochs":
         a, b = first.values(claim.metric), second.values(claim.metric)
@@ -251,22 +252,23 @@ def _epochs(arm: ArmResults, reached: Mapping[int, float], seed: int) -> float:
 
 
 def _p(claim: Claim, difference: Estimate | None, limit: str) -> float:
-    """p of the claim; 1 where a limit of the difference cannot show it."""
+    """Returns the p value of the claim; 1 where a limit of the difference cannot show it."""
     if claim.relation == "equal":
         return 1.0 if limit else hypotheses.p_within(difference, claim.margin)
     return 1.0 if limit == "at most" else hypotheses.p_above(difference)
 
 
 def _p_against(claim: Claim, difference: Estimate | None, limit: str) -> float:
-    """p of the opposite of the claim."""
+    """Returns the p value of the opposite of the claim."""
     if claim.relation == "equal":
         return 1.0 if limit else hypotheses.p_outside(difference, claim.margin)
     return 1.0 if limit == "at least" else hypotheses.p_below(difference)
 
 
 def _seeds_needed(claim: Claim, difference: Estimate | None, statements: int) -> int | None:
-    """Returns how many seeds decide a claim at the level that Holm's most cautious step leaves to
-    it.
+    """Returns how many seeds decide a claim.
+
+    Its level is the one that Holm's most cautious step leaves to it.
     """
     if difference is None or not difference.deviation:
         return None
@@ -295,10 +297,10 @@ def _resampled(first: ArmResults, second: ArmResults) -> tuple[float, float] | N
 
 
 def sentence(found: Sequence[Verdict]) -> str:
-    """Writes in one sentence whether the paper's result appeared, from the verdicts on its own
-    statements.
+    """Writes in one sentence whether the paper's result appeared.
 
-    Where it makes none, the sentence counts the outcomes of ours.
+    It follows from the verdicts on the paper's own statements. If the paper makes none, the
+    sentence counts the outcomes of ours.
     """
     papers = [verdict for verdict in found if verdict.claim.by_paper]
     if not found:

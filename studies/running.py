@@ -176,11 +176,10 @@ def _write(path: pathlib.Path, values: dict[str, Any]) -> None:
 def run_process(
     cell: Cell, arguments: Sequence[str], place: Place, stop: Callable[[], bool]
 ) -> int:
-    """Runs a command to its end and returns its exit code; what it prints goes to the cell's output
-    file.
+    """Runs a command to its end and returns its exit code.
 
-    On Ctrl-C, or in a thread once `stop()` is true, its processes are ended before
-    KeyboardInterrupt is raised further.
+    Its output goes to the cell's output file. On Ctrl-C, or in a thread once `stop()` is true, its
+    processes are ended before KeyboardInterrupt is raised further.
 
     Raises:
       UserError: if it cannot be started.
@@ -223,11 +222,11 @@ def _wait(process: subprocess.Popen[bytes], stop: Callable[[], bool]) -> int:
 
 @contextlib.contextmanager
 def held_back() -> Iterator[list[int]]:
-    """Keeps Ctrl-C and SIGTERM until the block is done; yields a list that fills with those that
-    came.
+    """Keeps Ctrl-C and SIGTERM until the block is done.
 
-    For what must not be interrupted halfway: a process that was just started must not be forgotten,
-    nor a lock that threads share. Signals reach only the main thread: in others nothing is done.
+    Yields a list to which each of these signals is added. It is for what must not stop halfway:
+    a process that was just started must not be forgotten, nor a lock that threads share. Signals
+    reach only the main thread: in others nothing is done.
     """
     caught: list[int] = []
     if threading.current_thread() is not threading.main_thread():

@@ -38,8 +38,9 @@ class Estimate:
 
 
 def estimate(values: Sequence[float]) -> Estimate | None:
-    """Mean and two-sided interval of values that are taken to be normally distributed; None for no
-    values.
+    """Returns mean and two-sided interval of values, or None for no values.
+
+    The values are taken to be normally distributed.
     """
     count = len(values)
     if not count:
@@ -54,12 +55,11 @@ def estimate(values: Sequence[float]) -> Estimate | None:
 
 
 def welch(first: Sequence[float], second: Sequence[float]) -> Estimate | None:
-    """Mean of the first sample minus that of the second, with Welch's two-sided interval
-    (Biometrika 34, 1947).
+    """Returns the mean of the first sample minus that of the second, with Welch's interval.
 
-    The samples may differ in size and deviation and are not paired. `deviation` is that of one
-    value of each together, `count` the size of the smaller. None where a sample has fewer than two
-    values or neither scatters.
+    The interval is two-sided (Biometrika 34, 1947). The samples may differ in size and deviation
+    and are not paired. `deviation` is that of one value of each together, `count` the size of the
+    smaller. None where a sample has fewer than two values or neither scatters.
     """
     a, b = estimate(first), estimate(second)
     if a is None or b is None or a.deviation is None or b.deviation is None:

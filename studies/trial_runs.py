@@ -1,5 +1,6 @@
-"""Names cells (one training run each) by their flags, so that studies share equal ones, and reads
-their results.
+"""Names cells (one training run each) by their flags, and reads their results.
+
+So studies share cells that are equal.
 """
 
 from __future__ import annotations
@@ -104,8 +105,9 @@ class Result:
 
 
 def create(root: pathlib.Path, flags: Sequence[str], ranks: int) -> Cell:
-    """The cell of some flags; its directory depends on their resolved values, not on how they were
-    written.
+    """Returns the cell of some flags.
+
+    Its directory depends on their resolved values, not on how they were written.
 
     Raises:
       UserError: for flags that cannot be used.
@@ -117,8 +119,9 @@ def create(root: pathlib.Path, flags: Sequence[str], ranks: int) -> Cell:
 
 
 def chosen_defaults(selected: Mapping[str, Any]) -> dict[str, Any]:
-    """The defaults of the options that come with the values of these flags, those of `CHOICES`
-    among them.
+    """Returns the defaults of the options that come with the values of these flags.
+
+    Those of `CHOICES` are among them.
     """
     return {
         name: known.default
@@ -198,8 +201,9 @@ def _records(cell: Cell) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str
 
 
 def _same_flags(cell: Cell, settings: dict[str, Any]) -> bool:
-    """Whether a run had the values that the cell's flags have today; flags that are newer than the
-    run do not count.
+    """Returns whether a run had the values that the cell's flags have today.
+
+    Flags that are newer than the run do not count.
     """
     wanted = configuration.resolve(cell.flags, cell.ranks).shown()
     return all(settings[name] == wanted[name] for name in set(settings) & set(wanted) - WATCHING)

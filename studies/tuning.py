@@ -1,5 +1,6 @@
-"""Tunes the arms of a study, each with as many runs, on images and seeds that its report does not
-touch.
+"""Tunes the arms of a study, each with the same number of runs.
+
+The images and seeds are not those of its report.
 """
 
 from __future__ import annotations
@@ -60,8 +61,9 @@ class Choice:
 
     @property
     def at_the_end(self) -> bool:
-        """Whether the best point is the first or the last in anything that was varied: a wider
-        range may be better.
+        """Whether the best point is the first or the last in anything that was varied.
+
+        Then a wider range may be better.
         """
         points = self.arm.points
         if not self.point.at:
@@ -75,8 +77,9 @@ class Choice:
 
 
 def plan(study: Study, root: pathlib.Path, ranks: int, extra: Sequence[str] = ()) -> list[Trial]:
-    """Every tuning run of a study, seed by seed and point by point, so that one that was cut short
-    has all arms.
+    """Returns every tuning run of a study, seed by seed and point by point.
+
+    So a tuning that is cut short has all arms.
     """
     longest = max((len(arm.points) for arm in study.arms), default=0)
     return [
@@ -94,8 +97,9 @@ def plan(study: Study, root: pathlib.Path, ranks: int, extra: Sequence[str] = ()
 
 
 def first_stage(study: Study, trials: Sequence[Trial], found: Mapping[Cell, Result]) -> list[Trial]:
-    """Returns the tuning runs that are needed whatever the others show: all, or of a race the first
-    seed's.
+    """Returns the tuning runs that are needed whatever the others show.
+
+    These are all, or of a race those of the first seed.
     """
     return [trial for trial in trials if not study.race or trial.seed == SEED]
 
@@ -132,8 +136,10 @@ def _top1(result: Result) -> float | None:
 
 
 def choose(study: Study, trials: Sequence[Trial], found: Mapping[Cell, Result]) -> list[Choice]:
-    """The best point of each arm by the seeds' mean of top-1 on the tuning images at the end of the
-    run, or for a race by a curve fitted to these means.
+    """Returns the best point of each arm.
+
+    It is the best by the seeds' mean of top-1 on the tuning images at the end of the run, or for a
+    race by a curve fitted to these means.
     """
     choices = []
     for arm in study.arms:
@@ -188,8 +194,9 @@ def _mean_top1(results: Sequence[Result]) -> float | None:
 
 
 def reported(study: Study, choices: Sequence[Choice]) -> Study:
-    """The study with the chosen point of each arm that is tuned, judged on the validation
-    images.
+    """Returns the study with the chosen point of each arm that is tuned.
+
+    It is measured on the validation images.
     """
     points = {choice.arm.name: choice.point for choice in choices if not choice.missing}
     arms = [
@@ -228,8 +235,9 @@ def _rule(choices: Sequence[Choice], seeds: int) -> str:
 
 
 def lines(choices: Sequence[Choice], seeds: int = 1) -> list[str]:
-    """The tuning as Markdown: what was tried for each arm, how it ended on the tuning images, and
-    what was chosen.
+    """Returns the tuning as lines of Markdown.
+
+    They say what was tried for each arm, how it ended on the tuning images, and what was chosen.
     """
     if not choices:
         return []
