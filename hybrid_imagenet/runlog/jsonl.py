@@ -97,7 +97,6 @@ KEYS: Mapping[str, str] = {
     "accumulation": "micro-batches per step",
     "image_size": "side of the training images in pixels",
     "learning_rate": "learning rate of the last step",
-    "relative_step": "relative step of LARS or LAMB (docs/methods.md) at the last step",
     "momentum": "momentum of the last step",
     "phase": "0 in the AdaBound-bounded warmup of hybrid, 1 after it and for the other optimizers",
     "lower_bound": "AdaBound's lower bound Bl",

@@ -27,7 +27,6 @@ TAGS: Mapping[str, str] = {
     "learning_rate": "optimizer/learning_rate",
     "lower_bound": "optimizer/lower_bound",
     "upper_bound": "optimizer/upper_bound",
-    "relative_step": "optimizer/relative_step",
     "momentum": "optimizer/momentum",
     "phase": "optimizer/phase",
     "grad_norm": "optimizer/grad_norm",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from hybrid_imagenet.callbacks.training_callback import TrainingCallback
-from hybrid_imagenet.training import relative_step_advice
 from hybrid_imagenet.training.components import RunComponents
 
 
@@ -27,10 +26,4 @@ class HyperparameterLog(TrainingCallback):
             self._add(logs)
 
     def _add(self, logs: dict[str, Any]) -> None:
-        values = self._run.state.schedule_values
-        logs |= values
-        if not values:
-            return
-        relative_step = relative_step_advice.at_step(self._run.config, values)
-        if relative_step is not None:
-            logs["relative_step"] = relative_step
+        logs |= self._run.state.schedule_values

@@ -7,9 +7,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from hybrid_imagenet.schedules import mlperf
 from hybrid_imagenet.tools.report.load import LoadedRun
-from hybrid_imagenet.tools.report.svg import COLORS, Chart, Series
+from hybrid_imagenet.tools.report.svg import Chart, Series
 
 # Accuracy rises steeply in the first third of a run. An axis that shows it would flatten the rest.
 _STEEP_FRACTION = 1 / 3
@@ -232,30 +231,6 @@ def _longer_series(run: LoadedRun, key: str) -> tuple[list[float], list[float]]:
     of_epochs = run.series(key)
     of_steps = run.series(key, from_steps=True)
     return of_steps if len(of_steps[0]) > len(of_epochs[0]) else of_epochs
-
-
-def relative_step_chart(runs: Sequence[LoadedRun]) -> Chart | None:
-    """Charts the relative step of LARS by epoch, next to tuned LARS at the same batch.
-
-    None if no run used LARS.
-    """
-    series = _run_lines(runs, "relative_step")
-    tuned_points: dict[float, set[tuple[float, float]]] = {}
-    for run in runs:
-        for record in run.epochs:
-            batch = record.get("global_batch")
-            if record.get("relative_step") is not None and batch:
-                point = (float(record["epoch"]), mlperf.tuned_step(batch))
-                tuned_points.setdefault(batch, set()).add(point)
-    for batch, points in sorted(tuned_points.items()):
-        xs = [x for x, _ in sorted(points)]
-        ys = [y for _, y in sorted(points)]
-        name = f"tuned LARS, peak, batch {batch}"
-        series.append(Series(name, xs, ys, color=COLORS - 1, dashed=True))
-    y_label = "relative to the weights' norm"
-    return _without_empty_series(
-        Chart("Relative step of LARS", series, "epoch", y_label, log_y=True)
-    )
 
 
 def throughput_chart(runs: Sequence[LoadedRun]) -> Chart | None:

@@ -28,7 +28,7 @@ def build(runs: Sequence[LoadedRun], title: str) -> str:
         _legend(runs),
         _section("Results", tables.overview(runs)),
         _section("Accuracy and loss", _accuracy_and_loss(runs), _accuracy_note(runs)),
-        _section("Learning rate and relative step", _learning_rates(runs)),
+        _section("Learning rate", _learning_rates(runs)),
         _section("Speed", _grid([figures.throughput_chart(runs)]) or _missing("throughput")),
         _section("Where the time went", _time_by_cause(runs)),
         _section("Input", _grid(figures.input_charts(runs)) or _missing("bytes read and reads")),
@@ -184,8 +184,7 @@ def _accuracy_note(runs: Sequence[LoadedRun]) -> str:
 
 
 def _learning_rates(runs: Sequence[LoadedRun]) -> str:
-    charts = [figures.learning_rate_chart(runs), figures.relative_step_chart(runs)]
-    return _grid(charts) or _missing("learning rates")
+    return _grid([figures.learning_rate_chart(runs)]) or _missing("learning rates")
 
 
 def _time_by_cause(runs: Sequence[LoadedRun]) -> str:

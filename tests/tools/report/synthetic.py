@@ -131,4 +131,4 @@ def _schedule(epoch: int) -> dict:
         }
     rate = 0.2 * 0.9 ** (epoch - 5)
     bounds = {"lower_bound": 0.2, "upper_bound": 0.2}
-    return {"phase": 1.0, "learning_rate": rate, "relative_step": 0.02 * rate, **bounds}
+    return {"phase": 1.0, "learning_rate": rate, **bounds}

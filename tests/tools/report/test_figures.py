@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-from hybrid_imagenet.schedules import mlperf
 from hybrid_imagenet.tools.report import figures, load, svg
 from tests.tools.report.synthetic import make_run
 
@@ -40,24 +39,6 @@ def test_metric_chart_draws_a_run_without_an_epoch_from_its_steps(runs, tmp_path
     validation, training, *_ = figures.metric_chart(loaded, "loss", "step").series
     assert validation.xs[:2] == [31, 62]
     assert training.xs[:2] == [16, 31]
-
-
-def test_relative_step_chart_shows_tuned_lars_at_each_batch(runs):
-    chart = figures.relative_step_chart(load.load_runs(runs))
-    names = ["one", "two", "tuned LARS, peak, batch 32", "tuned LARS, peak, batch 64"]
-    assert [series.name for series in chart.series] == names
-    epochs_after_warmup = list(range(5, 13))
-    run_series = chart.series[1]
-    assert list(run_series.xs) == epochs_after_warmup
-    assert run_series.ys[0] == pytest.approx(0.02 * 0.2)
-    tuned = chart.series[3]
-    assert (list(tuned.xs), tuned.dashed) == (epochs_after_warmup, True)
-    assert tuned.ys == pytest.approx([mlperf.tuned_step(64)] * 8)
-    loaded = load.load_runs(runs)
-    for run in loaded:
-        for record in run.epochs:
-            record.pop("relative_step", None)
-    assert figures.relative_step_chart(loaded) is None
 
 
 def test_metric_chart_limits_the_axis_of_accuracy_to_later_values_and_targets(tmp_path):
