@@ -12,7 +12,6 @@ import signal
 from typing import NamedTuple
 
 from hybrid_imagenet.comm import lost_rank, out_of_memory
-from hybrid_imagenet.comm.quiet import TENSORFLOW_GREETINGS
 from hybrid_imagenet.errors import RESTART_SCRIPT, RESTART_TRAINING, printable
 from hybrid_imagenet.resilience import mpi_startup_errors
 
@@ -23,8 +22,11 @@ TAG = re.compile(rb"(\[[\d,]+\]<std(err|out)>: ?)?")
 # 2.18 to 2.20 print before their log is set up. Open MPI prints the setpgid warning if the child
 # process that becomes ssh is faster than its parent.
 _GREETINGS = re.compile(
-    "|".join(TENSORFLOW_GREETINGS).encode()
-    + rb"| util\.cc:\d*\] oneDNN supports DT_HALF only on platforms"
+    rb"^WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR"
+    rb"| port\.cc:\d*\] oneDNN custom operations are on\."
+    rb"|\] This TensorFlow binary is optimized to use available CPU instructions"
+    rb"|^To enable the following instructions:"
+    rb"| util\.cc:\d*\] oneDNN supports DT_HALF only on platforms"
     rb"|I0000 00:00:\d+\.\d+ +\d+ \w+\.(?:cc|h):\d+\] "
     rb"|plm:rsh: Warning: setpgid\(\d+,\d+\) failed in parent|^mpirun: Forwarding signal \d+ to job"
 )
@@ -222,7 +224,7 @@ class LauncherOutput:
         if text.startswith(lost_rank.LOST_RANK_PREFIX.encode()):
             self.lost_rank_line = self.lost_rank_line or text
             return False
-        if _GREETINGS.search(line) or _LOSS_CONSEQUENCES.search(text.rstrip()):
+        if _GREETINGS.search(text) or _LOSS_CONSEQUENCES.search(text.rstrip()):
             return False
         if self.mpi_errors.keep_line(text):
             return False

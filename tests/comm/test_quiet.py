@@ -1,33 +1,60 @@
-"""Tests that the messages of TensorFlow's start are dropped, and others are not."""
+"""Tests that the import of TensorFlow prints nothing, and hides nothing that Python prints."""
 
 import os
+import re
+
+import pytest
 
 from tests.support.processes import python
 
-LINES = (
-    "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",
-    "I0000 00:00:1 7 port.cc:153] oneDNN custom operations are on. You may see",
-    "E0000 something that matters",
-)
+GREETING = """
+import os, sys
+os.write(2, b"native\\n")
+print("python", file=sys.stderr)
+"""
+IMPORT = """
+import os, sys
+from hybrid_imagenet.comm.quiet import import_tensorflow
+try:
+    import_tensorflow()
+finally:
+    print("after", file=sys.stderr, flush=True)
+    os.write(2, b"native after\\n")
+"""
 
 
-def stderr_of(end, **environ):
-    """Returns the standard error of a process that writes LINES in `filter_stderr`, then `end`."""
-    code = (
-        "import os\n"
-        "from hybrid_imagenet.comm.quiet import TENSORFLOW_GREETINGS, filter_stderr\n"
-        "with filter_stderr(TENSORFLOW_GREETINGS):\n"
-        f"    os.write(2, {os.linesep.join((*LINES, '')).encode()!r})\n"
-        f"    {end}\n"
-        "os.write(2, b'after')\n"
-    )
+def stderr_of(folder, **environ):
+    """Returns the standard error of a process that imports `folder`/tensorflow.py quietly."""
+    # The module must come before the real one.
+    code = f"import sys; sys.path.insert(0, {str(folder)!r})\n{IMPORT}"
     return python("-c", code, env=os.environ | environ).communicate()[1]
 
 
-def test_filter_stderr_drops_only_the_greeting_of_tensorflow():
-    assert stderr_of("pass") == f"{LINES[2]}\nafter"
-    assert stderr_of("pass", HYBRID_IMAGENET_TF_LOG="1") == "\n".join((*LINES, "after"))
+@pytest.mark.parametrize(
+    ("environ", "first"),
+    [
+        ({}, ""),
+        ({"HYBRID_IMAGENET_TF_LOG": "1"}, "native\n"),
+        ({"HYBRID_IMAGENET_JOB": "0" * 32}, "native\n"),
+    ],
+)
+def test_import_tensorflow_drops_what_libraries_print_unless_somebody_reads_it(
+    environ, first, tmp_path
+):
+    (tmp_path / "tensorflow.py").write_text(GREETING)
+    assert stderr_of(tmp_path, **environ) == f"{first}python\nafter\nnative after\n"
 
 
-def test_filter_stderr_of_a_process_that_aborts_keeps_other_lines():
-    assert stderr_of("os.abort()") == f"{LINES[2]}\n"
+def test_import_tensorflow_that_fails_shows_the_error(tmp_path):
+    (tmp_path / "tensorflow.py").write_text(
+        f"{GREETING}\nraise ImportError('a library is missing')"
+    )
+    text = stderr_of(tmp_path)
+    assert re.match(r"python\nafter\nnative after\nTraceback", text)
+    assert text.endswith("ImportError: a library is missing\n")
+
+
+def test_import_of_the_installed_tensorflow_prints_nothing():
+    code = "from hybrid_imagenet.comm.quiet import import_tensorflow; import_tensorflow()"
+    environ = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    assert python("-c", code, env=environ).communicate()[1] == ""

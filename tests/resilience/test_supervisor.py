@@ -500,6 +500,20 @@ def test_launcher_whose_supervisor_is_killed_gets_one_signal(tmp_path):
     [
         (
             (
+                b"[1,0]<stderr>:WARNING: All log messages before absl::InitializeLog() is called"
+                b" are written to STDERR\n"
+            ),
+            False,
+        ),
+        (
+            (
+                b"[1,0]<stderr>:I0000 00:00:1795883687.922083   23123 port.cc:153] oneDNN custom"
+                b" operations are on.\n"
+            ),
+            False,
+        ),
+        (
+            (
                 b"I0000 00:00:1795710763.345429   15667 grpc_server_lib.cc:466] Started server with"
                 b" target: grpc://h:1\n"
             ),
