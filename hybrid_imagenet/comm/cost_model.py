@@ -16,7 +16,7 @@ along columns (v).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from hybrid_imagenet.comm.torus import Grid, nearest_square
 
@@ -129,18 +129,10 @@ def torus_seconds(num_bytes: float, grid: Grid, horizontal: Link, vertical: Link
     return row_seconds + column_seconds
 
 
-def bus_bandwidth(num_bytes: float, seconds: float, ranks: int) -> float:
-    """Returns the bus bandwidth in bytes per second, as nccl-tests define it.
-
-    It is (n/t) 2 (p-1)/p, the load of each link of a ring.
-    """
-    return num_bytes / seconds * 2 * (ranks - 1) / ranks
-
-
 CostFunction = Callable[[float, Topology, Grid | None, float], float]
 """Seconds of an all-reduce over all ranks of a topology.
 
-`comm.settings.ALGORITHMS` names the function of each algorithm. Its arguments:
+`COSTS` has the function of each algorithm. Its arguments:
 
   num_bytes: Bytes on the wire per rank.
   topology: The GPUs.
@@ -189,6 +181,19 @@ def size_switched_cost(
     """Returns the seconds of masters below `threshold_bytes`, otherwise of the ring."""
     cost = masters_cost if num_bytes < threshold_bytes else ring_cost
     return cost(num_bytes, topology, grid, threshold_bytes)
+
+
+COSTS: Mapping[str, CostFunction] = {
+    "ring": ring_cost,
+    "torus": torus_cost,
+    "hierarchical": hierarchical_cost,
+    "masters": masters_cost,
+    "size_switched": size_switched_cost,
+}
+"""Cost of each value of --allreduce, simple algorithms before complicated ones.
+
+An algorithm that is not in the table is predicted with the cost of the ring.
+"""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from hybrid_imagenet.comm import cost_model
-from hybrid_imagenet.comm.cost_model import CostFunction
 from hybrid_imagenet.options import invalid_reason, option, options_of
 
 
@@ -50,7 +48,6 @@ class AllReduceSpec:
       constructor: Class of the algorithm as "module:Class", called with `algorithms.RankContext`
         and the options.
       options: Dataclass of the algorithm's options.
-      cost: The planner's formula of its seconds; None uses the formula of the ring.
       one_operation: Whether Horovod over NCCL runs the algorithm as one operation per bucket. Other
         algorithms are composed of operations among process sets, which Horovod negotiates again at
         each step. That includes the torus, because with one row per host it is `hierarchical`.
@@ -58,28 +55,17 @@ class AllReduceSpec:
 
     constructor: str
     options: type = NoOptions
-    cost: CostFunction | None = None
     one_operation: bool = False
 
 
 ALGORITHMS = {
-    "ring": AllReduceSpec(
-        "hybrid_imagenet.comm.algorithms:Ring", cost=cost_model.ring_cost, one_operation=True
-    ),
-    "torus": AllReduceSpec(
-        "hybrid_imagenet.comm.algorithms:Torus", GridOptions, cost_model.torus_cost
-    ),
+    "ring": AllReduceSpec("hybrid_imagenet.comm.algorithms:Ring", one_operation=True),
+    "torus": AllReduceSpec("hybrid_imagenet.comm.algorithms:Torus", GridOptions),
     "hierarchical": AllReduceSpec(
-        "hybrid_imagenet.comm.algorithms:Hierarchical",
-        cost=cost_model.hierarchical_cost,
-        one_operation=True,
+        "hybrid_imagenet.comm.algorithms:Hierarchical", one_operation=True
     ),
-    "masters": AllReduceSpec(
-        "hybrid_imagenet.comm.algorithms:HierarchicalMasters", GridOptions, cost_model.masters_cost
-    ),
-    "size_switched": AllReduceSpec(
-        "hybrid_imagenet.comm.algorithms:SizeSwitched", SizeOptions, cost_model.size_switched_cost
-    ),
+    "masters": AllReduceSpec("hybrid_imagenet.comm.algorithms:HierarchicalMasters", GridOptions),
+    "size_switched": AllReduceSpec("hybrid_imagenet.comm.algorithms:SizeSwitched", SizeOptions),
 }
 ENGINES = {
     "horovod": "hybrid_imagenet.comm.horovod_engine:HorovodCommunicator",

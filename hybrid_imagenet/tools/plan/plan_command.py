@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from hybrid_imagenet.analysis import decoding_cost
-from hybrid_imagenet.comm.cost_model import Link, Topology
-from hybrid_imagenet.comm.settings import ALGORITHMS
+from hybrid_imagenet.comm.cost_model import COSTS, Link, Topology
 from hybrid_imagenet.config.help import entries, filled, width
 from hybrid_imagenet.errors import pluralize
 from hybrid_imagenet.options import SPELLING
@@ -159,7 +158,7 @@ def _notes_on_algorithm(
     )
     if composed:
         notes.append(f"{flags.allreduce}: {_COMPOSED_NOTE}")
-    if ALGORITHMS[flags.allreduce].cost is None:
+    if flags.allreduce not in COSTS:
         notes.append(
             f"{flags.allreduce}: it has no cost formula, so the prediction uses the ring's"
         )
@@ -211,8 +210,7 @@ def _faster_composed_strategy(
     job: TrainingJob, topology: Topology, recommended: Prediction
 ) -> list[str]:
     """Returns a line on a composed strategy that is clearly faster, if any."""
-    algorithms = [name for name, algorithm in ALGORITHMS.items() if algorithm.cost is not None]
-    best = fastest(job, topology, exchange_strategies(topology, algorithms))
+    best = fastest(job, topology, exchange_strategies(topology, tuple(COSTS)))
     is_clearly_faster = best.step_seconds * (1 + MIN_GAIN_OVER_RING) < recommended.step_seconds
     if not is_clearly_faster or not is_composed(best.strategy, topology):
         return []

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from hybrid_imagenet.analysis import published
 from hybrid_imagenet.comm.cost_model import (
     BACKWARD_SHARE,
+    COSTS,
     ExchangeTiming,
     Layer,
     Topology,
@@ -168,7 +169,7 @@ def _communication(
     job: TrainingJob, topology: Topology, strategy: ExchangeStrategy
 ) -> ExchangeTiming:
     """Computes the communication of a step, and the exposed part of it."""
-    all_reduce_seconds = ALGORITHMS[strategy.algorithm].cost or ring_cost
+    all_reduce_seconds = COSTS.get(strategy.algorithm, ring_cost)
     return simulate_exchange(
         job.layers,
         BACKWARD_SHARE * job.compute_seconds,

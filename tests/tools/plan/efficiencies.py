@@ -10,8 +10,7 @@ import math
 import statistics
 
 from hybrid_imagenet.analysis.published import EIGHT_A100, EIGHT_H100
-from hybrid_imagenet.comm.cost_model import BACKWARD_SHARE, gradient_ready_times
-from hybrid_imagenet.comm.settings import ALGORITHMS
+from hybrid_imagenet.comm.cost_model import BACKWARD_SHARE, COSTS, gradient_ready_times
 from hybrid_imagenet.comm.torus import PUBLISHED_GRIDS, Grid
 from hybrid_imagenet.tools.plan.clusters import CLUSTERS
 from hybrid_imagenet.tools.plan.network_layers import layers_of
@@ -23,9 +22,6 @@ from hybrid_imagenet.tools.plan.prediction import (
     fastest,
 )
 
-ALGORITHMS_WITH_COST = [
-    name for name, algorithm in ALGORITHMS.items() if algorithm.cost is not None
-]
 # Horovod's engine looks at its queue every millisecond, and fuses up to 64 MB.
 ENGINE_CYCLE_SECONDS = 1e-3
 ENGINE_FUSION_BYTES = 64 * MIB
@@ -69,12 +65,10 @@ class Efficiency:
         )
         topology = cluster.topology(self.gpus // cluster.local_size)
         if self.algorithm == "auto":
-            step = fastest(
-                job, topology, exchange_strategies(topology, ALGORITHMS_WITH_COST)
-            ).step_seconds
+            step = fastest(job, topology, exchange_strategies(topology, tuple(COSTS))).step_seconds
         else:
             grid = Grid(*PUBLISHED_GRIDS[self.gpus]) if self.algorithm == "torus" else None
-            algorithm_cost = ALGORITHMS[self.algorithm].cost
+            algorithm_cost = COSTS[self.algorithm]
 
             def cost(num_bytes):
                 return algorithm_cost(num_bytes, topology, grid, SIZE_SWITCH_BYTES)

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from hybrid_imagenet.analysis import published
+from hybrid_imagenet.comm.cost_model import COSTS
 from hybrid_imagenet.comm.torus import Grid
 from hybrid_imagenet.tools.plan import plan_command as program
 from hybrid_imagenet.tools.plan import planner_flags
@@ -23,7 +24,7 @@ from hybrid_imagenet.tools.plan.prediction import (
     recommend,
 )
 from tests.references.cost_model_reference import ring
-from tests.tools.plan.efficiencies import ALGORITHMS_WITH_COST, EFFICIENCIES
+from tests.tools.plan.efficiencies import EFFICIENCIES
 
 PARAMETER_COUNTS = {
     "resnet8": 1489704,
@@ -87,7 +88,7 @@ def test_prediction_is_near_the_published_time_of_mlperf(result):
     ]
     model, _, job = planner_flags.resolve(planner_flags.parse(flags))
     topology = model.topology(model.hosts)
-    prediction = fastest(job, topology, exchange_strategies(topology, ALGORITHMS_WITH_COST))
+    prediction = fastest(job, topology, exchange_strategies(topology, tuple(COSTS)))
     not_fitted = result.gpus > 2000 and cluster == "h100"
     assert prediction.target_seconds == pytest.approx(
         result.seconds, rel=0.17 if not_fitted else 0.05
