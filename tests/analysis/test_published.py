@@ -39,6 +39,21 @@ def test_arithmetic_of_a_gpu_and_precision_is_the_published_kind(key, precision,
     assert published.GPUS[key].arithmetic(precision) == kind
 
 
+def test_speed_above_the_peak_of_the_gpu_is_not_compared_with():
+    (printed,) = [s for s in published.speeds_in("Lu et al., Table 3.2") if s.precision == "fp32"]
+    assert printed.images_per_second == 758
+    assert printed not in published.speeds("v100", "fp32")
+    assert max(s.images_per_second for s in published.speeds("v100", "fp32")) == 432
+
+
+@pytest.mark.parametrize(
+    ("images_per_second", "resized", "cores"),
+    [(5707, False, 20), (5707, True, 9), (297, False, 1), (298, False, 2), (0, False, 1)],
+)
+def test_decoding_cores_of_a_speed_are_whole_and_at_least_one(images_per_second, resized, cores):
+    assert published.decoding_cores(images_per_second, resized=resized) == cores
+
+
 def test_gpu_figures_page_lists_the_published_speeds():
     page = (pathlib.Path(__file__).parents[2] / "docs" / "dev" / "gpu-figures.md").read_text()
     for speed in published.GPU_SPEEDS:

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hybrid_imagenet.analysis import decoding_cost, published
+from hybrid_imagenet.analysis import published
 from hybrid_imagenet.comm import gpus
 
 Facts = Mapping[str, Any]
@@ -361,8 +361,8 @@ def _check_decoding(hosts: Hosts, requirements: JobRequirements) -> list[Finding
     too_slow = []
     for host, facts in hosts.items():
         speed = sum(_training_speed(gpu) for gpu in facts["gpus"])
-        full_size = decoding_cost.cores_needed(speed)
-        resized = decoding_cost.cores_needed(speed, resized=True)
+        full_size = published.decoding_cores(speed)
+        resized = published.decoding_cores(speed, resized=True)
         if facts["cores"] < full_size:
             needed = f"{facts['cores']} cores of {full_size}, {resized} with --resize=256"
             too_slow.append((host, needed))

@@ -127,12 +127,6 @@ HOST_LINKS = {
 }
 
 
-def _lu_v100_speed(per_gpu_batch: int) -> GpuSpeed:
-    """Returns the FP16 speed of a V100 in Table 3.2 of Lu et al."""
-    images_per_second = published.LU_SINGLE_V100["fp16", per_gpu_batch]
-    return GpuSpeed("Lu et al., Table 3.2", "v100", "fp16", per_gpu_batch, images_per_second)
-
-
 def _mlperf_compute_times(gpu: str) -> dict[str, ComputeTime]:
     """Returns MLPerf's computation time of a GPU in FP16.
 
@@ -144,16 +138,15 @@ def _mlperf_compute_times(gpu: str) -> dict[str, ComputeTime]:
     return {"fp16": fit_compute_time(*speeds)}
 
 
+_LU_V100_SPEEDS = {
+    (speed.precision, speed.batch): speed for speed in published.speeds_in("Lu et al., Table 3.2")
+}
 _LU_V100_COMPUTE_TIMES = {
-    "fp16": fit_compute_time(_lu_v100_speed(128), _lu_v100_speed(256)),
-    "fp32": ComputeTime(0.0, 1 / published.LU_SINGLE_V100["fp32", 128], "Lu et al., Table 3.2"),
+    "fp16": fit_compute_time(_LU_V100_SPEEDS["fp16", 128], _LU_V100_SPEEDS["fp16", 256]),
+    "fp32": fit_compute_time(_LU_V100_SPEEDS["fp32", 128]),
 }
-_LU_P40_COMPUTE_TIMES = {
-    "fp32": ComputeTime(0.0, 1 / published.LU_SINGLE_P40, "Lu et al., section 3.2.2")
-}
-_MIKAMI_COMPUTE_TIMES = {
-    "fp16": ComputeTime(0.0, 4 / published.MIKAMI_FOUR_GPUS, "Mikami et al., Table 6")
-}
+_LU_P40_COMPUTE_TIMES = {"fp32": fit_compute_time(*published.speeds_in("Lu et al., section 3.2.2"))}
+_MIKAMI_COMPUTE_TIMES = {"fp16": fit_compute_time(*published.speeds_in("Mikami et al., Table 6"))}
 # Median speed in the records of the run on 2 GPUs, without validation (docs/studies/hal.csv).
 _HAL_COMPUTE_TIMES = {"fp16": ComputeTime(0.0, 2 / 1582, "NCSA HAL's records, 2 GPUs")}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from hybrid_imagenet.analysis import decoding_cost
+from hybrid_imagenet.analysis import published
 from hybrid_imagenet.comm.cost_model import COSTS, Link, Topology
 from hybrid_imagenet.config.help import entries, filled, width
 from hybrid_imagenet.errors import pluralize
@@ -228,8 +228,8 @@ def _input_line(images_per_second: float, gpus: int) -> str:
       gpus: number of GPUs of the host.
     """
     gigabytes_per_second = 1e-9 * _JPEG_BYTES_PER_IMAGE * images_per_second
-    cores = decoding_cost.cores_needed(images_per_second)
-    resized = decoding_cost.cores_needed(images_per_second, resized=True)
+    cores = published.decoding_cores(images_per_second)
+    resized = published.decoding_cores(images_per_second, resized=True)
     return (
         f"input of a host: {images_per_second:,.0f} images/s, which need"
         f" {gigabytes_per_second:.2g} GB/s of ImageNet's files and about"

@@ -9,7 +9,7 @@ import functools
 import math
 import statistics
 
-from hybrid_imagenet.analysis.published import EIGHT_A100, EIGHT_H100
+from hybrid_imagenet.analysis import published
 from hybrid_imagenet.comm.cost_model import BACKWARD_SHARE, COSTS, gradient_ready_times
 from hybrid_imagenet.comm.torus import PUBLISHED_GRIDS, Grid
 from hybrid_imagenet.tools.plan.clusters import CLUSTERS
@@ -22,6 +22,11 @@ from hybrid_imagenet.tools.plan.prediction import (
     fastest,
 )
 
+# MLPerf, NVIDIA: images per second of one of eight GPUs.
+(EIGHT_A100,) = (s.images_per_second for s in published.GPU_SPEEDS if s.batch == 408)
+(EIGHT_H100,) = (
+    s.images_per_second for s in published.GPU_SPEEDS if (s.gpu, s.batch) == ("h100", 400)
+)
 # Horovod's engine looks at its queue every millisecond, and fuses up to 64 MB.
 ENGINE_CYCLE_SECONDS = 1e-3
 ENGINE_FUSION_BYTES = 64 * MIB
