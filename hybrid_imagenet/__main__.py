@@ -62,7 +62,7 @@ COMMANDS = {
     "doctor": ("hybrid_imagenet.tools.doctor.doctor_command", "check hosts before a run"),
     "env": ("hybrid_imagenet.tools.env", "print versions and settings for a bug report"),
     "plan": (
-        "hybrid_imagenet.tools.plan.plan_command",
+        "hybrid_imagenet.planner.plan_command",
         "predict step time and training time on a cluster",
     ),
     "report": (

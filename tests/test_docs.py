@@ -20,10 +20,10 @@ from hybrid_imagenet.comm import gpus
 from hybrid_imagenet.config import derived
 from hybrid_imagenet.config import help as flag_help
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.planner import planner_flags as plan
 from hybrid_imagenet.tools import evaluate, export, predict, run, runs
 from hybrid_imagenet.tools.data import data_command as data
 from hybrid_imagenet.tools.doctor import doctor_command as doctor
-from hybrid_imagenet.tools.plan import planner_flags as plan
 from hybrid_imagenet.tools.report import report_command as report
 from tests.ranks import environment
 

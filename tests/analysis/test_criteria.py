@@ -5,10 +5,10 @@ import math
 import pytest
 
 from hybrid_imagenet.analysis import criteria, published
-from hybrid_imagenet.tools.plan.network_layers import layers_of
+from hybrid_imagenet.planner.network_layers import layers_of
 from studies.decay import JIA_ABLATION
+from tests.planner.efficiencies import EFFICIENCIES
 from tests.references import criteria_reference as h
-from tests.tools.plan.efficiencies import EFFICIENCIES
 
 # Peak of a V100 SXM2 in FP32, as published by NVIDIA.
 V100_FP32_TERAFLOPS = 15.7

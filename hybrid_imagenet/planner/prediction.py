@@ -6,7 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 
 from hybrid_imagenet.analysis import published
-from hybrid_imagenet.comm.cost_model import (
+from hybrid_imagenet.comm.settings import ALGORITHMS
+from hybrid_imagenet.comm.torus import Grid, nearest_square
+from hybrid_imagenet.planner.cost_model import (
     BACKWARD_SHARE,
     COSTS,
     ExchangeTiming,
@@ -15,8 +17,6 @@ from hybrid_imagenet.comm.cost_model import (
     ring_cost,
     simulate_exchange,
 )
-from hybrid_imagenet.comm.settings import ALGORITHMS
-from hybrid_imagenet.comm.torus import Grid, nearest_square
 
 MIB = 2**20
 SIZE_SWITCH_BYTES = 256 * 1024

@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
-from hybrid_imagenet.comm.cost_model import Layer
 from hybrid_imagenet.models.depths import BASIC, DEPTHS, VERSION_1
+from hybrid_imagenet.planner.cost_model import Layer
 
 MODELS = (*DEPTHS, "alexnet_bn")
 

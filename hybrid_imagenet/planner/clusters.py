@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from hybrid_imagenet.analysis import published
 from hybrid_imagenet.analysis.published import GpuSpeed
-from hybrid_imagenet.comm.cost_model import Link, Topology
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.planner.cost_model import Link, Topology
 
 
 @dataclasses.dataclass(frozen=True)

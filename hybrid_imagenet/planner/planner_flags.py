@@ -11,8 +11,7 @@ from hybrid_imagenet.analysis.published import GPUS, GpuSpeed, speeds
 from hybrid_imagenet.comm.settings import ALGORITHMS
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.options import option, options_of, parse_arguments, parse_value
-from hybrid_imagenet.schedules import mlperf
-from hybrid_imagenet.tools.plan.clusters import (
+from hybrid_imagenet.planner.clusters import (
     CLUSTERS,
     HOST_LINKS,
     INTRA_HOST_LINKS,
@@ -22,8 +21,9 @@ from hybrid_imagenet.tools.plan.clusters import (
     fit_compute_time,
     parse_link,
 )
-from hybrid_imagenet.tools.plan.network_layers import MODELS, layers_of
-from hybrid_imagenet.tools.plan.prediction import TrainingJob
+from hybrid_imagenet.planner.network_layers import MODELS, layers_of
+from hybrid_imagenet.planner.prediction import TrainingJob
+from hybrid_imagenet.schedules import mlperf
 
 # Bytes of a gradient element in the all-reduce, by --compression.
 _ELEMENT_BYTES = {"none": 4, "fp16": 2, "bf16": 2}

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybrid_imagenet.comm import cost_model
-from hybrid_imagenet.comm.cost_model import COSTS, Layer, Link, Topology, simulate_exchange
 from hybrid_imagenet.comm.settings import ALGORITHMS
 from hybrid_imagenet.comm.torus import Grid
+from hybrid_imagenet.planner import cost_model
+from hybrid_imagenet.planner.cost_model import COSTS, Layer, Link, Topology, simulate_exchange
 from tests.references import cost_model_reference as reference
 
 SIZE = st.floats(0, 1e9)

@@ -6,16 +6,14 @@ import dataclasses
 from collections.abc import Sequence
 
 from hybrid_imagenet.analysis import published
-from hybrid_imagenet.comm.cost_model import COSTS, Link, Topology
 from hybrid_imagenet.config.help import entries, filled, width
 from hybrid_imagenet.errors import pluralize
 from hybrid_imagenet.options import SPELLING
-from hybrid_imagenet.runlog.summary import format_duration
-from hybrid_imagenet.tools import command_line
-from hybrid_imagenet.tools.plan import planner_flags
-from hybrid_imagenet.tools.plan.clusters import ClusterModel
-from hybrid_imagenet.tools.plan.planner_flags import PlannerFlags, SingleGpuSpeed
-from hybrid_imagenet.tools.plan.prediction import (
+from hybrid_imagenet.planner import planner_flags
+from hybrid_imagenet.planner.clusters import ClusterModel
+from hybrid_imagenet.planner.cost_model import COSTS, Link, Topology
+from hybrid_imagenet.planner.planner_flags import PlannerFlags, SingleGpuSpeed
+from hybrid_imagenet.planner.prediction import (
     MIB,
     MIN_GAIN_OVER_RING,
     ExchangeStrategy,
@@ -26,6 +24,8 @@ from hybrid_imagenet.tools.plan.prediction import (
     is_composed,
     recommend,
 )
+from hybrid_imagenet.runlog.summary import format_duration
+from hybrid_imagenet.tools import command_line
 
 _DESCRIPTION = (
     "Predicts step time, scaling efficiency and training time on a cluster, and recommends how to"

@@ -7,13 +7,13 @@ import re
 import pytest
 
 from hybrid_imagenet.analysis import published
-from hybrid_imagenet.comm.cost_model import COSTS
 from hybrid_imagenet.comm.torus import Grid
-from hybrid_imagenet.tools.plan import plan_command as program
-from hybrid_imagenet.tools.plan import planner_flags
-from hybrid_imagenet.tools.plan.clusters import CLUSTERS, JITTER
-from hybrid_imagenet.tools.plan.network_layers import layers_of
-from hybrid_imagenet.tools.plan.prediction import (
+from hybrid_imagenet.planner import plan_command as program
+from hybrid_imagenet.planner import planner_flags
+from hybrid_imagenet.planner.clusters import CLUSTERS, JITTER
+from hybrid_imagenet.planner.cost_model import COSTS
+from hybrid_imagenet.planner.network_layers import layers_of
+from hybrid_imagenet.planner.prediction import (
     MIN_GAIN_OVER_RING,
     ExchangeStrategy,
     TrainingJob,
@@ -23,8 +23,8 @@ from hybrid_imagenet.tools.plan.prediction import (
     predict,
     recommend,
 )
+from tests.planner.efficiencies import EFFICIENCIES
 from tests.references.cost_model_reference import ring
-from tests.tools.plan.efficiencies import EFFICIENCIES
 
 PARAMETER_COUNTS = {
     "resnet8": 1489704,
@@ -104,7 +104,7 @@ def test_prediction_for_cluster_2_in_fp16_is_near_the_throughput_and_not_the_pri
 
 
 def test_planning_page_has_the_predicted_efficiencies():
-    page = (pathlib.Path(__file__).parents[3] / "docs" / "planning.md").read_text()
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "planning.md").read_text()
     text = page.partition("### Against the publications")[2]
     shown = [
         (float(p), float(d.strip("*")))

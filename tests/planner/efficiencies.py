@@ -10,11 +10,11 @@ import math
 import statistics
 
 from hybrid_imagenet.analysis import published
-from hybrid_imagenet.comm.cost_model import BACKWARD_SHARE, COSTS, gradient_ready_times
 from hybrid_imagenet.comm.torus import PUBLISHED_GRIDS, Grid
-from hybrid_imagenet.tools.plan.clusters import CLUSTERS
-from hybrid_imagenet.tools.plan.network_layers import layers_of
-from hybrid_imagenet.tools.plan.prediction import (
+from hybrid_imagenet.planner.clusters import CLUSTERS
+from hybrid_imagenet.planner.cost_model import BACKWARD_SHARE, COSTS, gradient_ready_times
+from hybrid_imagenet.planner.network_layers import layers_of
+from hybrid_imagenet.planner.prediction import (
     MIB,
     SIZE_SWITCH_BYTES,
     TrainingJob,

@@ -1,0 +1,1 @@
+"""Predicts training times on clusters: `hybrid-imagenet plan`. Training does not import it."""

@@ -1,1 +1,0 @@
-"""Implements `hybrid-imagenet plan`, which predicts training times on clusters."""
