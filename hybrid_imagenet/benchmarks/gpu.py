@@ -24,7 +24,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -34,7 +33,6 @@ from hybrid_imagenet import config as configuration
 from hybrid_imagenet import files
 from hybrid_imagenet.analysis import published
 from hybrid_imagenet.benchmarks import scaling
-from hybrid_imagenet.comm import nccl_log
 from hybrid_imagenet.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError, without_secrets
 from hybrid_imagenet.tools import command_line
 from hybrid_imagenet.tools.doctor import doctor_command as doctor
@@ -255,18 +253,13 @@ def measure(ranks: int, hosts: str, flags: Sequence[str], options: argparse.Name
       options: the parsed options of the benchmark.
 
     Returns:
-      The row of the job. If there are several ranks, it has NCCL's `transport` too.
+      The row of the job.
 
     Raises:
       UserError: if the job fails or takes longer than --timeout.
     """
     words = scaling.job_command(scaling.worker_arguments(options, flags), ranks, hosts, options)
-    # NCCL then prints which transport it uses.
-    environment = os.environ | {"NCCL_DEBUG": "INFO"}
-    row, output = scaling.run_job(words, ranks, options.timeout, environment)
-    if ranks > 1:
-        row["transport"] = str(nccl_log.parse_transport(output))
-    return row
+    return scaling.run_job(words, ranks, options.timeout)
 
 
 def _add_published_speeds(report: Row, gpu_key: str | None) -> None:
@@ -322,7 +315,7 @@ def _notes(report: Row) -> Iterator[str]:
         if row["exposed_seconds"] > max_loss_seconds:
             yield (
                 f"{name}: {1e3 * row['exposed_seconds']:.1f} ms of communication that computation"
-                f" does not hide; {row['transport']} -> {_communication_remedy(report)}"
+                f" does not hide -> {_communication_remedy(report)}"
             )
 
 
@@ -330,7 +323,10 @@ def _communication_remedy(report: Row) -> str:
     for finding in report["findings"]:
         if finding["check"].startswith("NCCL") and finding["level"] != PASS:
             return str(finding["remedy"])
-    return "hybrid-imagenet plan predicts what this network allows"
+    return (
+        "NCCL_DEBUG=INFO shows how NCCL sends data (docs/gpus-on-one-machine.md);"
+        " hybrid-imagenet plan predicts what this network allows"
+    )
 
 
 def report_lines(report: Row) -> Iterator[str]:

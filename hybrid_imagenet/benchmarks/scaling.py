@@ -23,7 +23,7 @@ import subprocess
 import sys
 import time
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from hybrid_imagenet.errors import SharedError, UserError, pluralize
 from hybrid_imagenet.tools import command_line
@@ -84,7 +84,7 @@ def run_jobs(options: argparse.Namespace, flags: Sequence[str]) -> list[Row]:
     try:
         for ranks in counts:
             job = job_command(worker_arguments(options, flags), ranks, options.hosts, options)
-            rows.append(run_job(job, ranks, options.timeout)[0])
+            rows.append(run_job(job, ranks, options.timeout))
     finally:
         if rows:
             add_efficiency(rows)
@@ -255,19 +255,16 @@ def job_command(
     return [*launcher, *program, *words]
 
 
-def run_job(
-    command: Sequence[str], ranks: int, timeout: float, environment: Mapping[str, str] | None = None
-) -> tuple[Row, str]:
+def run_job(command: Sequence[str], ranks: int, timeout: float) -> Row:
     """Runs a job, which is terminated if this process ends.
 
     Args:
       command: see `job_command`.
       ranks: number of ranks, for messages.
       timeout: seconds that the job may take.
-      environment: environment variables of the job; None for the ones of this process.
 
     Returns:
-      The result that rank 0 prints, and the output of all ranks.
+      The result that rank 0 prints.
 
     Raises:
       UserError: if the job fails or takes too long.
@@ -277,7 +274,6 @@ def run_job(
     previous_handler = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     process = subprocess.Popen(
         command,
-        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -299,7 +295,7 @@ def run_job(
     row = {} if process.returncode else parse_result(output)
     if not row:
         raise UserError(f"{job} failed (exit code {process.returncode}): {failure_reason(output)}")
-    return row, output
+    return row
 
 
 def parse_result(output: str) -> Row:

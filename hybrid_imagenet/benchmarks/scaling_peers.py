@@ -63,7 +63,7 @@ def peer_job(ranks: int, options: argparse.Namespace, flags: Sequence[str]) -> s
         "classes": options.classes,
     }
     command = scaling.job_command([json.dumps(settings)], ranks, options.hosts, options, str(PEER))
-    return scaling.run_job(command, ranks, options.timeout)[0]
+    return scaling.run_job(command, ranks, options.timeout)
 
 
 def print_peers(rows: Sequence[scaling.Row], peers: Sequence[scaling.Row]) -> None:

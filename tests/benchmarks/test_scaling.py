@@ -81,7 +81,7 @@ def test_run_jobs_after_a_failure_keeps_earlier_rows(tmp_path, capsys):
     def run_job(command, ranks, timeout):
         if ranks == 4:
             raise UserError("the job of 4 ranks failed")
-        return row(ranks, 100.0 * ranks), ""
+        return row(ranks, 100.0 * ranks)
 
     options = scaling.make_parser().parse_args(["--ranks=1,2,4", f"--json={tmp_path}/rows.json"])
     with (
@@ -121,7 +121,7 @@ def test_run_job_ignores_what_a_launcher_prints_around_the_result():
         "[1,1]<stdout>:{}",
     ]
     program = f"print(*{lines}, sep=chr(10))"
-    assert scaling.run_job([sys.executable, "-c", program], 2, 9)[0] == {"ranks": 2}
+    assert scaling.run_job([sys.executable, "-c", program], 2, 9) == {"ranks": 2}
 
 
 def test_bench_scaling_without_a_peer_skips_it_with_a_message(tmp_path, capsys):
@@ -201,7 +201,7 @@ def test_scaling_times_the_same_step_on_every_number_of_ranks(ranks, first, monk
 
     def run_job(words, *_):
         commands.append(words)
-        return {"images_per_second": 1.0, "ranks": 1}, ""
+        return {"images_per_second": 1.0, "ranks": 1}
 
     monkeypatch.setattr(scaling, "run_job", run_job)
     monkeypatch.setattr(scaling, "format_table", lambda rows: "")

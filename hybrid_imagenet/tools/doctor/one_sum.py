@@ -1,6 +1,6 @@
 """Sums a vector over all ranks, on the GPU if there is one: a rank of the doctor's NCCL trial.
 
-`trials.run_trial` starts it under a launcher, with NCCL_DEBUG=INFO.
+`trials.run_trial` starts it under a launcher.
 """
 
 from __future__ import annotations
