@@ -28,7 +28,7 @@ main() {
     esac
   done
   check_number "$minutes" --minutes 600
-  local arms=(python -m hybrid_imagenet.benchmarks arms --only=speed "--minutes=$minutes" "--peer_python=$peer_python" "--out=$out")
+  local arms=(python -m benchmarks arms --only=speed "--minutes=$minutes" "--peer_python=$peer_python" "--out=$out")
   if [[ -n $rehearse ]]; then
     arms+=(--rehearse --steps=1 --rounds=1)
   fi

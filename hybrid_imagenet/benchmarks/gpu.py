@@ -9,10 +9,6 @@ On a cluster:
     hybrid-imagenet bench gpu -H node1:8,node2:8 -- --precision=mixed_float16 \
         --dataset=tfrecord --data_dir=/data
 
-From a checkout, to find out which settings are best on one GPU:
-
-    hybrid-imagenet bench gpu --arms
-
 It checks the hosts as the doctor does. Then it times training steps on one GPU, on all GPUs of the
 first host, and on all hosts, with `bench scaling`. Words after `--` are flags of the training
 program. `bench input` measures how fast a host reads images. docs/gpus-on-one-machine.md explains
@@ -26,7 +22,6 @@ import dataclasses
 import datetime
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from hybrid_imagenet import config as configuration
@@ -66,7 +61,10 @@ Row = dict[str, Any]
 def main(argv: Sequence[str]) -> int:
     """Measures, prints the report and writes it to --out."""
     if "--arms" in argv:
-        return _run_arms([word for word in argv if word != "--arms"])
+        raise UserError(
+            "--arms is no longer an option of bench gpu. Run python -m benchmarks arms in a"
+            " checkout of this program."
+        )
     words, flags = scaling.split_arguments(argv)
     options = _parse(words)
     path = files.output_path("--out", options.out) / "report.json"
@@ -80,19 +78,6 @@ def main(argv: Sequence[str]) -> int:
         print(f"error: {report['error']}", file=sys.stderr)
         return EXIT_INTERRUPTED if report["error"] == _INTERRUPTED else EXIT_USAGE
     return EXIT_OK
-
-
-def _run_arms(words: Sequence[str]) -> int:
-    """Runs `bench arms`, which needs the tests of a checkout."""
-    root = Path(__file__).parents[2]
-    if not (root / "tests" / "gpu").is_dir():
-        raise UserError(
-            "--arms needs tests/, which an installed package does not have. Run it in a checkout of"
-            " this program."
-        )
-    from hybrid_imagenet.benchmarks import arms
-
-    return arms.main(words)
 
 
 def _parse(words: Sequence[str]) -> argparse.Namespace:
@@ -127,11 +112,6 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
         type=command_line.positive_float,
         default=900,
         help="seconds after which a job is ended (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--arms",
-        action="store_true",
-        help="compare settings on one GPU; --arms --help describes its options",
     )
     parser.add_argument(
         "--allow_cpu", action="store_true", help="continue without GPUs, with two ranks on the CPU"

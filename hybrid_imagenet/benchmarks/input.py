@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hybrid_imagenet import data
-from hybrid_imagenet.benchmarks import _photographs
+from hybrid_imagenet.benchmarks import photographs
 from hybrid_imagenet.comm.quiet import import_tensorflow
 from hybrid_imagenet.data.augmentations import AUGMENTATIONS
 from hybrid_imagenet.errors import EXIT_OK, UserError, without_secrets
@@ -61,13 +61,9 @@ def write_results(arguments: argparse.Namespace, rows: list[dict[str, Any]]) -> 
     command_line.write_json(arguments.json, {**options, "machine": machine, "rows": rows})
 
 
-def make_parser(name: str = "input") -> argparse.ArgumentParser:
-    """Returns the parser for the options of the benchmark.
-
-    Args:
-      name: of the benchmark: input, or input_peers.
-    """
-    parser = command_line.Parser(f"bench {name}", (__doc__ or "").split("\n")[0], epilog=_EPILOG)
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the parser for the options of the benchmark."""
+    parser = command_line.Parser("bench input", (__doc__ or "").split("\n")[0], epilog=_EPILOG)
     parser.add_argument(
         "--source",
         metavar="NAME",
@@ -122,9 +118,9 @@ def measure_all(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
         print_row(row)
         yield row
         return
-    folder = str(_photographs.photograph_folder())
-    small_shards = str(_photographs.photograph_shards(256))
-    shards = str(_photographs.photograph_shards(None))
+    folder = str(photographs.photograph_folder())
+    small_shards = str(photographs.photograph_shards(256))
+    shards = str(photographs.photograph_shards(None))
     for title, dataset, directory in (
         ("files", "folder", folder),
         ("shards", "tfrecord", shards),

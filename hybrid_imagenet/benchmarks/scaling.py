@@ -111,14 +111,10 @@ def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return words[:separator], words[separator + 1 :]
 
 
-def make_parser(name: str = "scaling") -> argparse.ArgumentParser:
-    """Returns the parser for the options of the benchmark.
-
-    Args:
-      name: of the benchmark: scaling, or scaling_peers.
-    """
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the parser for the options of the benchmark."""
     parser = command_line.Parser(
-        f"bench {name}",
+        "bench scaling",
         (__doc__ or "").split("\n")[0],
         epilog=_EPILOG,
     )
@@ -346,7 +342,7 @@ def _run_worker(options: argparse.Namespace, flags: Sequence[str]) -> int:
 
 
 def wait_for_turn() -> None:
-    """Waits until `benchmarks arms` lets this benchmark begin its measurement.
+    """Waits until `python -m benchmarks arms` lets this benchmark begin its measurement.
 
     Benchmarks prepare at the same time, but are timed one after the other. This one creates the
     file `ready` in the directory that TURN_VARIABLE names, and waits for the file `go`. Without the

@@ -283,7 +283,7 @@ class FunctionPerShape:
     """Compiles a function of a batch and more tensors, and keeps a trace for each image shape.
 
     A tf.function looks up its trace at each call, from the types of all arguments. For a step with
-    hundreds of variables that takes as long as the call itself (`hybrid-imagenet bench loop`).
+    hundreds of variables that takes as long as the call itself (`python -m benchmarks loop`).
     """
 
     def __init__(self, function: Callable[..., Any]):

@@ -1,4 +1,4 @@
-"""Tests `bench gpu --arms`: the runner with processes that only wait, and the verdicts."""
+"""Tests `python -m benchmarks arms`: the runner with processes that only wait, and the verdicts."""
 
 import importlib.util
 import json
@@ -8,9 +8,10 @@ import time
 
 import pytest
 
+from benchmarks import arms, peer
+from benchmarks.arms_table import ARMS, SPEED, Arm
 from hybrid_imagenet import config
-from hybrid_imagenet.benchmarks import arms, gpu, peer, scaling
-from hybrid_imagenet.benchmarks.arms_table import ARMS, SPEED, Arm
+from hybrid_imagenet.benchmarks import scaling
 from hybrid_imagenet.errors import UserError
 
 MACHINE = {"gpu": "NVIDIA H200", "key": "h200", "memory_gb": 150.0, "driver": "580"}
@@ -263,16 +264,6 @@ def test_arms_with_invalid_options_or_a_damaged_table_raise(tmp_path, monkeypatc
     (tmp_path / "arms.json").write_text("{")
     with pytest.raises(UserError, match="cannot be used"):
         arms.main([f"--out={tmp_path}", "--rehearse"])
-
-
-def test_bench_gpu_with_arms_starts_them_only_in_a_checkout(monkeypatch):
-    started = []
-    monkeypatch.setattr(arms, "main", started.append)
-    gpu.main(["--arms", "--minutes=3"])
-    assert started == [["--minutes=3"]]
-    monkeypatch.setattr(gpu, "__file__", "/nowhere/hybrid_imagenet/benchmarks/gpu.py")
-    with pytest.raises(UserError, match="in a checkout of this program"):
-        gpu.main(["--arms"])
 
 
 def test_environment_of_an_arm_may_refer_to_the_output_directory(run, tmp_path):

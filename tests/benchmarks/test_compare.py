@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from hybrid_imagenet.benchmarks import compare
+from benchmarks import compare
 
 OLD = {
     "benchmark": "step",

@@ -3,7 +3,7 @@
 import pytest
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-from hybrid_imagenet.benchmarks import gaps
+from benchmarks import gaps
 
 
 def add_plane(space, name, lines):

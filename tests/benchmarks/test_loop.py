@@ -2,8 +2,8 @@ import json
 
 import pytest
 
+from benchmarks import loop
 from hybrid_imagenet import comm
-from hybrid_imagenet.benchmarks import loop
 from tests.support import in_process
 
 
@@ -13,9 +13,7 @@ def test_bench_loop_measures_loop_and_bare_step_in_turns(tmp_path):
     words = ["loop", "--steps=2", "--rounds=2", f"--json={path}"]
     flags = ["--dataset=digits", "--augmentation=digits", "--image_size=16", "--per_gpu_batch=4"]
     flags += ["--model=resnet8", "--model_width=8", "--stem=3x3"]
-    code, output, errors = in_process.call(
-        "hybrid_imagenet.benchmarks.__main__", [*words, "--", *flags]
-    )
+    code, output, errors = in_process.call("benchmarks.__main__", [*words, "--", *flags])
     assert code == 0, errors
     report = json.loads(path.read_text())
     assert (report["benchmark"], report["model"], report["batch"]) == ("loop", "resnet8", 4)

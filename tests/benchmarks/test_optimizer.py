@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hybrid_imagenet.benchmarks import optimizer as benchmark
+from benchmarks import optimizer as benchmark
 
 
 def test_bench_optimizer_compares_every_implementation_with_keras():

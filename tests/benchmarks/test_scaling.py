@@ -10,9 +10,9 @@ from unittest import mock
 import pytest
 import tensorflow as tf
 
+from benchmarks import scaling_peers as compared
 from hybrid_imagenet import config
 from hybrid_imagenet.benchmarks import scaling
-from hybrid_imagenet.benchmarks import scaling_peers as compared
 from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.optimizers.reducer import GradientReducer
@@ -131,7 +131,7 @@ def test_bench_scaling_without_a_peer_skips_it_with_a_message(tmp_path, capsys):
         patch.setenv("PYTHONPATH", str(tmp_path))
         peer = compared.peer_job(1, options, ["--image_size=32", "--per_gpu_batch=2"])
     compared.print_peers([row(1, 100.0)], [peer])
-    assert "hybrid_imagenet[peers]" in capsys.readouterr().out
+    assert ".[peers]" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -5,8 +5,8 @@ from unittest import mock
 
 import pytest
 
+from benchmarks import step_rate as step
 from hybrid_imagenet import config
-from hybrid_imagenet.benchmarks import step_rate as step
 from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.training import build
@@ -36,7 +36,7 @@ def test_bench_step_reports_medians_and_ratios_to_peers(capsys):
 
 
 def test_bench_step_measures_the_layers_that_a_run_trains():
-    from hybrid_imagenet.benchmarks import _step_program
+    from benchmarks import _step_program
 
     settings = {"model": "resnet8", "num_classes": 10, "image_size": 32, "width": 16}
     measured = _step_program.build_network({**settings, "stem": "imagenet", "precision": "float32"})

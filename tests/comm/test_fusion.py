@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybrid_imagenet.benchmarks.optimizer import resnet50_shapes
+from benchmarks.optimizer import resnet50_shapes
 from hybrid_imagenet.comm.fusion import WIRE_BYTES, make_buckets
 from hybrid_imagenet.comm.settings import CommunicationSettings
 

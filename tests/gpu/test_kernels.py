@@ -15,8 +15,8 @@ import pytest
 import tensorflow as tf
 from tensorflow.compiler.xla.service import hlo_pb2
 
+from benchmarks.optimizer import resnet50_shapes
 from hybrid_imagenet import optimizers
-from hybrid_imagenet.benchmarks.optimizer import resnet50_shapes
 from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.comm.fusion import make_buckets
 from hybrid_imagenet.comm.packing import ROW_SIZE, round_up_to_rows

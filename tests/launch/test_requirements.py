@@ -23,17 +23,8 @@ DISTRIBUTIONS = {
     "tensorflow_datasets": "tensorflow-datasets",
     "yaml": "pyyaml",
 }
-# Only needed for comparisons with other programs, which print themselves what is missing.
-OPTIONAL = {
-    "accelerate",
-    "jax",
-    "jaxlib",
-    "lightning",
-    "nvidia",
-    "tf_keras",
-    "torch",
-    "torchvision",
-}
+# XLA's compiler for GPUs, with which some tests compile if it is installed.
+COMPILER_OF_TESTS = {"jax", "jaxlib"}
 # Dependencies of TensorFlow, Horovod or pip.
 INSTALLED_WITH_OTHERS = {
     "cloudpickle",
@@ -95,15 +86,19 @@ def _imported_modules(folder: Path) -> set[str]:
                 names |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.level == 0:
                 names.add(node.module.partition(".")[0])
-    return names - set(sys.stdlib_module_names) - {"hybrid_imagenet", "studies", "tests"}
+    return (
+        names - set(sys.stdlib_module_names) - {"benchmarks", "hybrid_imagenet", "studies", "tests"}
+    )
 
 
-@pytest.mark.parametrize("folder", ["hybrid_imagenet", "tests"])
-def test_imports_of_a_folder_are_requirements(metadata, folder):
+@pytest.mark.parametrize(
+    ("folder", "optional"), [("hybrid_imagenet", set()), ("tests", COMPILER_OF_TESTS)]
+)
+def test_imports_of_a_folder_are_requirements(metadata, folder, optional):
     required = set(_requirements(metadata)) | {"tensorflow"}
     # Programs that are started by path may import modules next to them.
     local = {p.stem for p in (ROOT / folder).rglob("*.py")}
-    imported = _imported_modules(ROOT / folder) - OPTIONAL - INSTALLED_WITH_OTHERS - local
+    imported = _imported_modules(ROOT / folder) - optional - INSTALLED_WITH_OTHERS - local
     names = {canonicalize_name(DISTRIBUTIONS.get(n, n)) for n in imported}
     assert not names - required
 

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
+from benchmarks.optimizer import resnet50_shapes
 from hybrid_imagenet import config, optimizers, print_config, recipes
-from hybrid_imagenet.benchmarks.optimizer import resnet50_shapes
 from hybrid_imagenet.comm import fusion
 from hybrid_imagenet.comm import gpus as visible_gpus
 from hybrid_imagenet.config import derived

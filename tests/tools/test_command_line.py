@@ -93,10 +93,6 @@ WRONG_COMMAND_LINES = (
     ("bench inptu", "There is no benchmark inptu (did you mean input?). Choose one of input, "),
     ("bench input --source=none", "--source=none is unknown. Use folder, tfrecord,"),
     ("bench input --json=runs", "--json=runs is a directory. Use the name of a file."),
-    ("bench input_peers --peers=non", "there is no non. Choose from official, pillow, dali."),
-    ("bench peer", "--peer=NAME is missing. See hybrid-imagenet bench peer --help."),
-    ("bench compare none none", "none cannot be read: No such file or directory. Pass a file"),
-    ("bench compare file file", "file is not a JSON file. Pass a file that --json of a benchmark"),
     ("demo x", "Unexpected argument: x. See hybrid-imagenet demo --help."),
 )
 

@@ -1,6 +1,6 @@
 """Finds out which examples a resumed run of PyTorch's trainers sees.
 
-Start it from a checkout: `python hybrid_imagenet/benchmarks/peers/resume_order.py`.
+Start it from a checkout: `python benchmarks/peers/resume_order.py`.
 
 Needs an environment with torch, lightning and accelerate; PYTHONPATH names the checkout. Each
 trainer makes 4 epochs over 64 examples in batches of 4, once without and once with an interruption.

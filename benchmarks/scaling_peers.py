@@ -1,6 +1,6 @@
-"""Runs `bench scaling`, and another implementation for comparison.
+"""Runs `hybrid-imagenet bench scaling`, and another implementation for comparison.
 
-    hybrid-imagenet bench scaling_peers
+    python -m benchmarks scaling_peers
 
 The other implementation is ResNet-50 of legacy Keras with Horovod's optimizer for it. It has the
 same batch and number of threads.
@@ -38,7 +38,8 @@ def main(argv: Sequence[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Returns a parser with the options of `bench scaling` and --peers."""
-    result = scaling.make_parser("scaling_peers")
+    result = scaling.make_parser()
+    result.prog = "python -m benchmarks scaling_peers"
     result.add_argument(
         "--peers",
         choices=("horovod",),

@@ -17,8 +17,8 @@ from hybrid_imagenet.tools import command_line
 
 _EPILOG = """\
 Examples:
-  hybrid-imagenet bench compare old.json new.json
-  hybrid-imagenet bench compare old.json new.json --tolerance=0.1"""
+  python -m benchmarks compare old.json new.json
+  python -m benchmarks compare old.json new.json --tolerance=0.1"""
 
 HIGHER_IS_BETTER = ("images_per_second", "bytes_per_second", "operations_per_second", "busbw_gb_s")
 LOWER_IS_BETTER = (
@@ -112,7 +112,11 @@ def load(path: str) -> Any:
 
 def main(argv: Sequence[str]) -> int:
     """Prints the table and tells by the exit code whether anything became worse."""
-    parser = command_line.Parser("bench compare", (__doc__ or "").split("\n")[0], epilog=_EPILOG)
+    parser = command_line.Parser(
+        prog="python -m benchmarks compare",
+        description=(__doc__ or "").split("\n")[0],
+        epilog=_EPILOG,
+    )
     parser.add_argument("old", metavar="OLD", help="JSON file of the earlier run")
     parser.add_argument("new", metavar="NEW", help="JSON file of the later run")
     parser.add_argument(

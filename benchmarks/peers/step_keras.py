@@ -3,8 +3,8 @@
 import keras
 import tensorflow as tf
 
-from hybrid_imagenet.benchmarks._step_program import batch_of, training_step
-from hybrid_imagenet.benchmarks._step_protocol import send, serve, settings
+from benchmarks._step_program import batch_of, training_step
+from benchmarks._step_protocol import send, serve, settings
 
 
 def main() -> None:

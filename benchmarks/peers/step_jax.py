@@ -6,7 +6,7 @@ import math
 import sys
 from typing import Any
 
-from hybrid_imagenet.benchmarks._step_protocol import send, serve, settings
+from benchmarks._step_protocol import send, serve, settings
 
 try:
     import jax
@@ -15,7 +15,7 @@ except ImportError:
     send(
         skipped=(
             f"JAX is not installed for {sys.executable}. Pass a Python that has it, with"
-            " --torch_python=PYTHON for `bench step` or --python=PYTHON for `bench peer`."
+            " --torch_python=PYTHON for `step` or --python=PYTHON for `peer`."
         )
     )
     sys.exit(0)

@@ -1,6 +1,6 @@
 """Lists the longest gaps between a GPU's kernels in some training steps, from a profile.
 
-    hybrid-imagenet bench gaps --json=gaps.json -- --per_gpu_batch=256 --precision=mixed_float16
+    python -m benchmarks gaps --json=gaps.json -- --per_gpu_batch=256 --precision=mixed_float16
 
 A gap that ends before the host's call of a step has returned may be a wait for a copy. After all
 calls have returned, the host no longer causes gaps.
@@ -20,8 +20,8 @@ from hybrid_imagenet.tools import command_line
 
 _EPILOG = """\
 Examples:
-  hybrid-imagenet bench gaps
-  hybrid-imagenet bench gaps --steps=20 --json=gaps.json -- --per_gpu_batch=64
+  python -m benchmarks gaps
+  python -m benchmarks gaps --steps=20 --json=gaps.json -- --per_gpu_batch=64
 Words after -- are flags of training."""
 
 _CALL = "call of a step"
@@ -38,7 +38,11 @@ class _Event(NamedTuple):
 
 def main(argv: Sequence[str]) -> int:
     """Profiles steps, prints the gaps and writes --json."""
-    parser = command_line.Parser("bench gaps", (__doc__ or "").split("\n")[0], epilog=_EPILOG)
+    parser = command_line.Parser(
+        prog="python -m benchmarks gaps",
+        description=(__doc__ or "").split("\n")[0],
+        epilog=_EPILOG,
+    )
     parser.add_argument(
         "--steps",
         type=command_line.positive_int,

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 _EPILOG = """\
 Examples:
-  hybrid-imagenet bench optimizer
-  hybrid-imagenet bench optimizer --rounds=100 --json=optimizer.json"""
+  python -m benchmarks optimizer
+  python -m benchmarks optimizer --rounds=100 --json=optimizer.json"""
 
 BASELINE = "keras SGD"
 
@@ -121,7 +121,11 @@ def implementations(
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Parses the command line."""
-    parser = command_line.Parser("bench optimizer", (__doc__ or "").split("\n")[0], epilog=_EPILOG)
+    parser = command_line.Parser(
+        prog="python -m benchmarks optimizer",
+        description=(__doc__ or "").split("\n")[0],
+        epilog=_EPILOG,
+    )
     parser.add_argument(
         "--rounds",
         type=command_line.positive_int,

@@ -1,6 +1,6 @@
 """Compares the whole training loop with the bare step, in one process.
 
-    hybrid-imagenet bench loop --json=loop.json -- --per_gpu_batch=16 --precision=float32
+    python -m benchmarks loop --json=loop.json -- --per_gpu_batch=16 --precision=float32
 
 A run is put together as the training program does it: JPEG shards (made photographs, unless the
 flags after `--` name a dataset), metrics, all callbacks, progress and records. Then its loop and
@@ -18,14 +18,14 @@ from typing import Any
 
 from hybrid_imagenet import comm
 from hybrid_imagenet import config as configuration
-from hybrid_imagenet.benchmarks import _photographs, scaling
+from hybrid_imagenet.benchmarks import photographs, scaling
 from hybrid_imagenet.config import derived
 from hybrid_imagenet.tools import command_line
 
 _EPILOG = """\
 Examples:
-  hybrid-imagenet bench loop
-  hybrid-imagenet bench loop --steps=50 --json=loop.json -- --per_gpu_batch=64
+  python -m benchmarks loop
+  python -m benchmarks loop --steps=50 --json=loop.json -- --per_gpu_batch=64
 Words after -- are flags of training."""
 
 
@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
         if not any(word.lstrip("-").startswith("dataset=") for word in training_flags):
             flags += [
                 "--dataset=tfrecord",
-                f"--data_dir={_photographs.photograph_shards(None)}",
+                f"--data_dir={photographs.photograph_shards(None)}",
                 "--num_classes=1000",
             ]
         config = configuration.resolve(flags + training_flags, comm.placement().size)
@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
             persistent_batch_norm=config.network.persistent_batch_norm,
         )
         # It imports TensorFlow, which must be loaded after `comm.start`.
-        from hybrid_imagenet.benchmarks._alternation import measure
+        from benchmarks._alternation import measure
 
         report = measure(config, communicator, options.steps, options.rounds)
     print_report(report)
@@ -63,7 +63,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command_line.Parser("bench loop", (__doc__ or "").split("\n")[0], epilog=_EPILOG)
+    parser = command_line.Parser(
+        prog="python -m benchmarks loop",
+        description=(__doc__ or "").split("\n")[0],
+        epilog=_EPILOG,
+    )
     parser.add_argument(
         "--steps",
         type=command_line.positive_int,

@@ -1,6 +1,6 @@
 """Trains one small network on two ranks, by each library.
 
-    python hybrid_imagenet/benchmarks/peers/fit_ranks.py WAY
+    python benchmarks/peers/fit_ranks.py WAY
 
 WAY is `keras` (one process), `hi`, `horovod`, `horovod_bare` (without its callbacks),
 `horovod_tape` (its tape in a `train_step`), `multiworker` (TensorFlow's strategy) or `ddp`

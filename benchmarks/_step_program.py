@@ -1,4 +1,4 @@
-"""Serves steps of this program's ResNet, for `hybrid-imagenet bench step`.
+"""Serves steps of this program's ResNet, for `python -m benchmarks step`.
 
 The step of both TensorFlow implementations is here: forward pass, loss in FP32, backward pass, and
 SGD with momentum.
@@ -12,8 +12,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from benchmarks._step_protocol import serve, settings
 from hybrid_imagenet import xla
-from hybrid_imagenet.benchmarks._step_protocol import serve, settings
 from hybrid_imagenet.comm import gpus
 from hybrid_imagenet.config.flags import NetworkFlags
 from hybrid_imagenet.models import factory

@@ -1,4 +1,4 @@
-"""Lists the arms of `bench gpu --arms`: command lines, and rules for verdicts."""
+"""Lists the arms of `python -m benchmarks arms`: command lines, and rules for verdicts."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def _peer_arm(
     """
     words = (
         "-m",
-        "hybrid_imagenet.benchmarks",
+        "benchmarks",
         *benchmark,
         f"{python_flag}={{peer}}",
         "--batch=256",
@@ -315,7 +315,7 @@ _LU_FASHION = (
 )
 _LOOP = (
     "-m",
-    "hybrid_imagenet.benchmarks",
+    "benchmarks",
     "loop",
     "--steps={steps}",
     "--rounds={rounds}",
@@ -398,7 +398,7 @@ ARMS = (
     _peer_alone("jax_full_bytes"),
     Arm(
         "gaps",
-        ("-m", "hybrid_imagenet.benchmarks", "gaps", "--json={folder}/row.json", "--", *_STEP),
+        ("-m", "benchmarks", "gaps", "--json={folder}/row.json", "--", *_STEP),
         "what waits, where calls of the step wait",
         _gaps,
         alone=True,

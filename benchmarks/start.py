@@ -1,6 +1,6 @@
 """Measures the time of --help, and of a job of two ranks from launch to its first step.
 
-    hybrid-imagenet bench start --json=start.json
+    python -m benchmarks start --json=start.json
 
 The job is launch/local.sh, which trains on the digits (flags after `--` are appended). It is
 stopped after its first step. `stages` has the seconds by stage that rank 0 prints then.
@@ -24,19 +24,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.step_rate import processor
 from hybrid_imagenet.benchmarks import scaling
-from hybrid_imagenet.benchmarks.step_rate import processor
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.startup import COMMAND_START_VARIABLE
 from hybrid_imagenet.tools import command_line
 
 _EPILOG = """\
 Examples:
-  hybrid-imagenet bench start
-  hybrid-imagenet bench start --launcher="hybrid-imagenet run -np 2 --" --rounds=3"""
+  python -m benchmarks start
+  python -m benchmarks start --launcher="hybrid-imagenet run -np 2 --" --rounds=3"""
 
 _MAIN = [sys.executable, "-m", "hybrid_imagenet.main"]
-_LAUNCH_SCRIPTS = Path(__file__).parents[2] / "launch"
+_LAUNCH_SCRIPTS = Path(__file__).parents[1] / "launch"
 _SCRIPT = "launch script and set-up"
 # Time in which the job may end by itself after SIGTERM.
 _GRACE_SECONDS = 30
@@ -74,7 +74,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command_line.Parser("bench start", (__doc__ or "").split("\n")[0], epilog=_EPILOG)
+    parser = command_line.Parser(
+        prog="python -m benchmarks start",
+        description=(__doc__ or "").split("\n")[0],
+        epilog=_EPILOG,
+    )
     parser.add_argument(
         "--launcher",
         help=(
@@ -123,15 +127,10 @@ def job(launcher: str | None, flags: Sequence[str]) -> list[str]:
     It is launch/local.sh if the environment is set up, else a launcher before the program.
 
     Raises:
-      UserError: if there are no launch scripts, or the environment cannot be set up.
+      UserError: if the environment cannot be set up.
     """
     if launcher is None:
         setup = _LAUNCH_SCRIPTS / "setup.sh"
-        if not setup.is_file():
-            raise UserError(
-                f"There is no {setup}, because this program runs outside its repository. Pass"
-                ' --launcher="hybrid-imagenet run -np 2 --".'
-            )
         # Not measured, because the script builds Horovod when it runs for the first time.
         if subprocess.run([setup], check=False).returncode:
             raise UserError(f"{setup} failed. Correct what its output above shows, and repeat.")

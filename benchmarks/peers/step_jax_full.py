@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hybrid_imagenet.benchmarks._step_protocol import send, serve, settings
-from hybrid_imagenet.benchmarks.peers.step_jax import (
+from benchmarks._step_protocol import send, serve, settings
+from benchmarks.peers.step_jax import (
     _KINDS,
     _LOSS_SCALE,
     Network,

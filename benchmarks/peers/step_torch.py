@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from hybrid_imagenet.benchmarks._step_protocol import send, serve, settings
+from benchmarks._step_protocol import send, serve, settings
 from hybrid_imagenet.models.depths import BASIC, DEPTHS
 
 try:
@@ -14,7 +14,7 @@ except ImportError:
     send(
         skipped=(
             f"PyTorch is not installed for {sys.executable}. Pass a Python that has it, with"
-            " --torch_python=PYTHON for `bench step` or --python=PYTHON for `bench peer`."
+            " --torch_python=PYTHON for `step` or --python=PYTHON for `peer`."
         )
     )
     sys.exit(0)

@@ -1,7 +1,7 @@
 """Measures the training step of one other implementation, in images per second.
 
-`bench step` times implementations in turns with this program's. This benchmark times a single one,
-so that an arm of `bench gpu --arms` can be compared with other arms.
+`step` times implementations in turns with this program's. This benchmark times a single one,
+so that an arm of `arms` can be compared with other arms.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.step_rate import PEERS, SETTINGS, Implementation, settings_of
 from hybrid_imagenet.benchmarks import scaling
 from hybrid_imagenet.benchmarks.scaling import wait_for_turn
-from hybrid_imagenet.benchmarks.step_rate import PEERS, SETTINGS, Implementation, settings_of
 from hybrid_imagenet.errors import EXIT_OK
 from hybrid_imagenet.models.depths import WIDTH
 from hybrid_imagenet.tools import command_line
 
 _EPILOG = """\
 Examples:
-  hybrid-imagenet bench peer --peer=keras
-  hybrid-imagenet bench peer --peer=jax --python=/opt/jax/bin/python --batch=128"""
+  python -m benchmarks peer --peer=keras
+  python -m benchmarks peer --peer=jax --python=/opt/jax/bin/python --batch=128"""
 
 _NETWORK = {"model": "resnet50", "width": WIDTH, "stem": "imagenet", "num_classes": 1000}
 
@@ -58,7 +58,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = command_line.Parser("bench peer", (__doc__ or "").split("\n")[0], epilog=_EPILOG)
+    parser = command_line.Parser(
+        prog="python -m benchmarks peer",
+        description=(__doc__ or "").split("\n")[0],
+        epilog=_EPILOG,
+    )
     parser.add_argument(
         "--peer",
         required=True,

@@ -1,6 +1,6 @@
-"""Runs `bench input`, then the pipelines of other libraries on the same files.
+"""Runs `hybrid-imagenet bench input`, then the pipelines of other libraries on the same files.
 
-hybrid-imagenet bench input_peers
+python -m benchmarks input_peers
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hybrid_imagenet.benchmarks import _photographs
 from hybrid_imagenet.benchmarks import input as packaged
+from hybrid_imagenet.benchmarks import photographs
 from hybrid_imagenet.errors import EXIT_OK
 from hybrid_imagenet.tools import command_line
 
@@ -25,7 +25,8 @@ PEERS = {
 
 def main(argv: list[str]) -> int:
     """Runs the benchmark; prints a table and writes --json."""
-    parser = packaged.make_parser("input_peers")
+    parser = packaged.make_parser()
+    parser.prog = "python -m benchmarks input_peers"
     parser.add_argument(
         "--peers",
         default=",".join(PEERS),
@@ -54,9 +55,9 @@ def main(argv: list[str]) -> int:
 def _measured(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Runs one peer's script, whose last line is {"images", "seconds", "cpu_seconds"}."""
     python = arguments.dali_python if name == "dali" else sys.executable
-    shard_directory = str(_photographs.photograph_shards(None))
+    shard_directory = str(photographs.photograph_shards(None))
     values = [
-        _photographs.photograph_folder() / "train",
+        photographs.photograph_folder() / "train",
         shard_directory,
         arguments.batch,
         arguments.threads,

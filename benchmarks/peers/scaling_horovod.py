@@ -30,8 +30,8 @@ try:
 except ImportError:
     say(
         skipped=(
-            "legacy Keras is not installed: pip install hybrid_imagenet[peers], or put tf_keras on"
-            " PYTHONPATH"
+            "legacy Keras is not installed: run pip install -e '.[peers]' in the checkout, or put"
+            " tf_keras on PYTHONPATH"
         )
     )
     sys.exit(0)

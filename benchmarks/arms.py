@@ -1,6 +1,6 @@
-"""Runs all measurements of one GPU within a few minutes: `hybrid-imagenet bench gpu --arms`.
+"""Runs all measurements of one GPU within a few minutes: `python -m benchmarks arms`.
 
-    hybrid-imagenet bench gpu --arms --minutes=9 --out=arms
+    python -m benchmarks arms --minutes=9 --out=arms
 
 Each arm is a command line of another benchmark, of the tests or of training, in its own process.
 The processes of a wave trace and compile side by side; then they are timed one after the
@@ -25,10 +25,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import start
+from benchmarks.arms_table import ARMS, SPEED, Arm, Row
 from hybrid_imagenet import files
 from hybrid_imagenet.analysis import published
-from hybrid_imagenet.benchmarks import scaling, start
-from hybrid_imagenet.benchmarks.arms_table import ARMS, SPEED, Arm, Row
+from hybrid_imagenet.benchmarks import scaling
 from hybrid_imagenet.comm import gpus
 from hybrid_imagenet.errors import EXIT_OK, UserError
 from hybrid_imagenet.tools import command_line
@@ -36,15 +37,15 @@ from hybrid_imagenet.tools import command_line
 _EPILOG = """\
 Examples:
 Measure one GPU in less than ten minutes:
-  hybrid-imagenet bench gpu --arms
+  python -m benchmarks arms
 Try the arms without a GPU:
-  hybrid-imagenet bench gpu --arms --rehearse --minutes=5"""
+  python -m benchmarks arms --rehearse --minutes=5"""
 
 MEASURED = "measured"
 FAILED = "failed"
 CUT = "cut"
 NOT_RUN = "not run"
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[1]
 _POLL_SECONDS = 0.1
 _GRACE_SECONDS = 3.0
 # Columns of numbers in the table, and the factor to their unit.
@@ -82,7 +83,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command_line.Parser("bench gpu --arms", (__doc__ or "").split("\n")[0], epilog=_EPILOG)
+    parser = command_line.Parser(
+        prog="python -m benchmarks arms",
+        description=(__doc__ or "").split("\n")[0],
+        epilog=_EPILOG,
+    )
     parser.add_argument(
         "--minutes",
         type=command_line.positive_float,

@@ -1,4 +1,4 @@
-"""Times the loop of a run and its bare step in turns, for `hybrid-imagenet bench loop`."""
+"""Times the loop of a run and its bare step in turns, for `python -m benchmarks loop`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import tensorflow as tf
 
+from benchmarks.step_rate import processor
 from hybrid_imagenet import train
 from hybrid_imagenet.benchmarks.scaling import wait_for_turn
-from hybrid_imagenet.benchmarks.step_rate import processor
 from hybrid_imagenet.callbacks.training_callback import TrainingCallback
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import RunConfig
@@ -46,8 +46,8 @@ def measure(
     """
     if communicator.size > 1:
         raise UserError(
-            f"bench loop measures one process, but {communicator.size} were started. Start it"
-            " without a launcher."
+            f"The benchmark loop measures one process, but {communicator.size} were started."
+            " Start it without a launcher."
         )
     callbacks: list[Alternation] = []
 

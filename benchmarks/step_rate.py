@@ -2,7 +2,7 @@
 
 Each implementation runs in a process that is warmed up first. Then they take turns, a few steps
 each, so that other load on the machine slows all of them. The figure is the median over the rounds.
-`bench scaling --ranks=1` times the step of a run with its flags.
+`hybrid-imagenet bench scaling --ranks=1` times the step of a run with its flags.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from hybrid_imagenet.benchmarks._step_protocol import MARK
+from benchmarks._step_protocol import MARK
 from hybrid_imagenet.benchmarks.scaling import wait_for_turn
 from hybrid_imagenet.comm import gpus
 from hybrid_imagenet.comm.environment import choose_onednn
@@ -30,22 +30,22 @@ from hybrid_imagenet.tools import command_line
 _EPILOG = """\
 Examples:
 Compare with Keras and PyTorch:
-  hybrid-imagenet bench step
+  python -m benchmarks step
 Measure this program alone:
-  hybrid-imagenet bench step --peers= --batch=32 --precision=float32 --json=step.json"""
+  python -m benchmarks step --peers= --batch=32 --precision=float32 --json=step.json"""
 
 OURS = "hybrid"
-_PROGRAM = "hybrid_imagenet.benchmarks._step_program"
+_PROGRAM = "benchmarks._step_program"
 PEERS = {
-    "keras": "hybrid_imagenet.benchmarks.peers.step_keras",
-    "torch": "hybrid_imagenet.benchmarks.peers.step_torch",
-    "torch_compiled": "hybrid_imagenet.benchmarks.peers.step_torch",
-    "jax": "hybrid_imagenet.benchmarks.peers.step_jax",
-    "jax_full": "hybrid_imagenet.benchmarks.peers.step_jax_full",
-    "jax_full_bytes": "hybrid_imagenet.benchmarks.peers.step_jax_full",
+    "keras": "benchmarks.peers.step_keras",
+    "torch": "benchmarks.peers.step_torch",
+    "torch_compiled": "benchmarks.peers.step_torch",
+    "jax": "benchmarks.peers.step_jax",
+    "jax_full": "benchmarks.peers.step_jax_full",
+    "jax_full_bytes": "benchmarks.peers.step_jax_full",
 }
 SETTINGS = ("batch", "image_size", "precision", "threads", "model", "width", "stem", "num_classes")
-_ROOT = pathlib.Path(__file__).parents[2]
+_ROOT = pathlib.Path(__file__).parents[1]
 
 
 class Implementation:
@@ -147,7 +147,11 @@ def _environment(module: str, threads: int) -> dict[str, str]:
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Parses the command line."""
-    parser = command_line.Parser("bench step", (__doc__ or "").split("\n")[0], epilog=_EPILOG)
+    parser = command_line.Parser(
+        prog="python -m benchmarks step",
+        description=(__doc__ or "").split("\n")[0],
+        epilog=_EPILOG,
+    )
     parser.add_argument(
         "--batch",
         type=command_line.positive_int,

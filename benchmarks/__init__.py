@@ -1,0 +1,1 @@
+"""The benchmarks of `python -m benchmarks`: comparisons with others, and parts of the program."""
