@@ -11,8 +11,8 @@ from typing import Any, cast
 import tensorflow as tf
 
 from benchmarks.step_rate import processor
+from benchmarks.turns import wait_for_turn
 from hybrid_imagenet import train
-from hybrid_imagenet.benchmarks.scaling import wait_for_turn
 from hybrid_imagenet.callbacks.training_callback import TrainingCallback
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import RunConfig

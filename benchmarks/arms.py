@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import start
+from benchmarks import start, turns
 from benchmarks.arms_table import ARMS, SPEED, Arm, Row
 from hybrid_imagenet import files
 from hybrid_imagenet.analysis import published
@@ -303,11 +303,11 @@ class RunningArm:
 
     def is_waiting(self) -> bool:
         """Returns whether the arm waits for its turn."""
-        return not self.has_turn and (self.folder / scaling.READY_FILE).exists()
+        return not self.has_turn and (self.folder / turns.READY_FILE).exists()
 
     def begin_turn(self, others_warming_up: int) -> None:
         """Lets the arm be timed while this many arms still warm up."""
-        (self.folder / scaling.GO_FILE).touch()
+        (self.folder / turns.GO_FILE).touch()
         self.has_turn = True
         self.others_warming_up = others_warming_up
         self.start_time = time.monotonic()
@@ -362,7 +362,7 @@ def _start(arm: Arm, table: Table, options: argparse.Namespace) -> RunningArm:
     environment = dict(os.environ)
     for name, value in arm.environment:
         environment[name] = value.format(out=folder.parent)
-    environment[scaling.TURN_VARIABLE] = str(folder)
+    environment[turns.TURN_VARIABLE] = str(folder)
     search_path = os.environ.get("PYTHONPATH")
     environment["PYTHONPATH"] = f"{_ROOT}{os.pathsep}{search_path}" if search_path else str(_ROOT)
     words = [sys.executable, *arm.command(folder, options)]

@@ -35,7 +35,7 @@ class Arm:
       gigabytes: GPU memory that it takes at most. While cuDNN tries kernels, this is about twice
         what a step uses.
       alone: whether it warms up while no other arm runs.
-      timed: whether it waits for its turn (`scaling.wait_for_turn`); arms that are not timed run
+      timed: whether it waits for its turn (`turns.wait_for_turn`); arms that are not timed run
         at the same time.
       seconds: time that it may take before it is ready, and again after its turn has begun.
       environment: names and values of variables that are set for it; {out} is replaced by the
@@ -198,7 +198,7 @@ def _passed(row: Row, other: Row, machine: Row) -> str:
     return "yes: the tests passed"
 
 
-_SCALING = ("scaling", "--worker", "--steps={steps}", "--rounds={rounds}", "--")
+_SCALING = ("--steps={steps}", "--rounds={rounds}", "--")
 _STEP = ("--dataset=synthetic_tensors", "--precision=mixed_float16", "--per_gpu_batch=256")
 # The step with TensorFlow's own operations. All forms that XLA compiles are compared with it.
 _WITHOUT_XLA = ("--nojit_compile", "--nojit_stem")
@@ -220,11 +220,11 @@ def _step(name: str, rule: str, judge: Judge, *flags: str, ranks: int = 1, **mor
       ranks: number of ranks that share one GPU.
       **more: other attributes of the arm.
     """
-    words: tuple[str, ...] = ("-m", "hybrid_imagenet.benchmarks")
+    words: tuple[str, ...] = ("-m", "benchmarks.scaling_in_turn")
     more.setdefault("than", "" if name == "base" else "base")
     if ranks > 1:
         words = ("-m", "hybrid_imagenet", "run", "-np", str(ranks), "-H", f"localhost:{ranks}")
-        words += ("--module=hybrid_imagenet.benchmarks", "--")
+        words += ("--module=benchmarks.scaling_in_turn", "--")
         more["environment"] = (*_SHARED, *more.get("environment", ()))
     return Arm(name, (*words, *_SCALING, *_STEP, *_WITHOUT_XLA, *flags), rule, judge, **more)
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks._step_protocol import MARK
-from hybrid_imagenet.benchmarks.scaling import wait_for_turn
+from benchmarks.turns import wait_for_turn
 from hybrid_imagenet.comm import gpus
 from hybrid_imagenet.comm.environment import choose_onednn
 from hybrid_imagenet.errors import UserError

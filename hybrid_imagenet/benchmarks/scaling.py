@@ -15,8 +15,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
-import pathlib
 import signal
 import statistics
 import subprocess
@@ -42,10 +40,6 @@ Measure up to 16 GPUs of two hosts:
   hybrid-imagenet bench scaling -H node1:8,node2:8 --ranks=1,8,16 -- --per_gpu_batch=256
 Words after -- are flags of training."""
 
-# Environment variable with the directory of the files of `wait_for_turn`.
-TURN_VARIABLE = "HYBRID_IMAGENET_BENCH_TURN"
-READY_FILE = "ready"
-GO_FILE = "go"
 _RESULT_PREFIX = "scaling-result "
 # The mean loss of these steps is reported, because two variants of a step must have the same loss.
 _FIRST_STEPS = 3
@@ -60,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     words, flags = split_arguments(argv)
     options = make_parser().parse_args(words)
     if options.worker:
-        return _run_worker(options, flags)
+        return run_worker(options, flags)
     run_jobs(options, flags)
     return 0
 
@@ -318,7 +312,24 @@ def _is_error(line: str) -> bool:
     return "error:" in line.lower() or "Error" in line or "NCCL WARN" in line
 
 
-def _run_worker(options: argparse.Namespace, flags: Sequence[str]) -> int:
+def run_worker(
+    options: argparse.Namespace,
+    flags: Sequence[str],
+    before_timing: Callable[[], None] | None = None,
+) -> int:
+    """Runs one rank of a job; rank 0 prints the result.
+
+    Args:
+      options: the parsed options of the benchmark.
+      flags: flags of the training program.
+      before_timing: see `measure`.
+
+    Returns:
+      The exit code.
+
+    Raises:
+      SharedError: for a flag that this benchmark does not support.
+    """
     from hybrid_imagenet import comm
     from hybrid_imagenet import config as configuration
     from hybrid_imagenet.config import derived
@@ -334,30 +345,22 @@ def _run_worker(options: argparse.Namespace, flags: Sequence[str]) -> int:
             )
     settings, persistent = derived.communication(config), config.network.persistent_batch_norm
     communicator = comm.start(settings, threads=options.threads, persistent_batch_norm=persistent)
-    row = measure(config, communicator, options.steps, options.rounds, options.classes)
+    row = measure(
+        config, communicator, options.steps, options.rounds, options.classes, before_timing
+    )
     if communicator.rank == 0:
         print(_RESULT_PREFIX + json.dumps(row), flush=True)
     communicator.shutdown()
     return 0
 
 
-def wait_for_turn() -> None:
-    """Waits until `python -m benchmarks arms` lets this benchmark begin its measurement.
-
-    Benchmarks prepare at the same time, but are timed one after the other. This one creates the
-    file `ready` in the directory that TURN_VARIABLE names, and waits for the file `go`. Without the
-    variable it returns at once.
-    """
-    directory = os.environ.get(TURN_VARIABLE)
-    if not directory:
-        return
-    (pathlib.Path(directory) / READY_FILE).touch()
-    while not (pathlib.Path(directory) / GO_FILE).exists():
-        time.sleep(0.05)
-
-
 def measure(
-    config: RunConfig, communicator: Communicator, steps: int, rounds: int, classes: int
+    config: RunConfig,
+    communicator: Communicator,
+    steps: int,
+    rounds: int,
+    classes: int,
+    before_timing: Callable[[], None] | None = None,
 ) -> Row:
     """Times training steps with and without the reduction of gradients; every rank calls it.
 
@@ -367,6 +370,7 @@ def measure(
       steps: steps per round.
       rounds: number of rounds that are measured.
       classes: number of classes of the model.
+      before_timing: rank 0 calls it once, after the warmup.
 
     Returns:
       The row of this number of ranks; all ranks return the same times.
@@ -400,8 +404,9 @@ def measure(
         for step, seconds in zip(steps_to_time, samples, strict=True):
             step.call()
             step.wait()
-            if round_number == 1 and communicator.rank == 0:
-                wait_for_turn()
+            if before_timing and round_number == 1 and communicator.rank == 0:
+                before_timing()
+                before_timing = None
             communicator.barrier()
             start = time.perf_counter()
             for _ in range(steps):
