@@ -10,6 +10,7 @@ from benchmarks.optimizer import resnet50_shapes
 from hybrid_imagenet import config, optimizers, print_config, recipes
 from hybrid_imagenet.comm import fusion
 from hybrid_imagenet.comm import gpus as visible_gpus
+from hybrid_imagenet.comm.settings import WIRE_DTYPES
 from hybrid_imagenet.config import derived
 from hybrid_imagenet.schedules import run_length
 from studies.trial_runs import chosen_defaults
@@ -317,8 +318,9 @@ def test_recipes_four_minutes_send_large_gradients_by_the_ring_others_by_masters
     resolved = config.resolve([f"--recipe=four_minutes_{name}"], 2048)
     settings = derived.communication(resolved)
     elements = [math.prod(shape) for shape in shapes()]
+    wire_dtype = WIRE_DTYPES[resolved.communication.compression]
     buckets = fusion.make_buckets(
-        range(len(elements))[::-1], elements, settings.wire_dtype, settings.fusion_bytes, late
+        range(len(elements))[::-1], elements, wire_dtype, settings.fusion_bytes, late
     )
     limit = 1024 * settings.options["size_switch_kb"]
     masters = [bucket for bucket in buckets if bucket.bytes < limit]
