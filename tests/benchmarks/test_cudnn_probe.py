@@ -5,8 +5,8 @@ import keras
 from hybrid_imagenet.models import factory
 from tests.launch.shell import ROOT, error_line, run
 
-LAYERS = ROOT / "launch" / "cudnn_probe" / "resnet50.txt"
-PROBE = ROOT / "launch" / "cudnn_probe.sh"
+LAYERS = ROOT / "dev" / "cudnn_probe" / "resnet50.txt"
+PROBE = ROOT / "dev" / "cudnn_probe.sh"
 
 
 def use_of(name):
@@ -50,5 +50,5 @@ def test_cudnn_probe_dry_run_prints_layers_and_compiler(tmp_path):
 def test_cudnn_probe_without_headers_names_the_missing_file(tmp_path):
     result = run(PROBE, f"--packages={tmp_path}", f"--out={tmp_path / 'out'}")
     assert result.returncode == 1
-    assert f"{tmp_path}/include/cudnn_frontend.h is missing. See launch/" in error_line(result)
+    assert f"{tmp_path}/include/cudnn_frontend.h is missing. See dev/" in error_line(result)
     assert not (tmp_path / "out").exists()

@@ -1,6 +1,6 @@
 """Trains on three hosts, loses ranks and hosts at random, and checks that no example is lost.
 
-    launch/lab.sh --hosts=3 --slots=1 -- python -m tests.launch.changing_hosts --minutes 30
+    dev/lab.sh --hosts=3 --slots=1 -- python -m tests.launch.changing_hosts --minutes 30
 
 It needs root. A loss is a killed or stopped rank, the same with a damaged checkpoint, a host whose
 network is cut for a while, or a host that leaves the list of hosts and returns. At the end the job

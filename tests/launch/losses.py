@@ -1,6 +1,6 @@
 """Loses a rank or a host of a job at several moments, and writes how the job ends.
 
-    launch/lab.sh --hosts=3 --slots=1 -- python -m tests.launch.losses [WORD ...]
+    dev/lab.sh --hosts=3 --slots=1 -- python -m tests.launch.losses [WORD ...]
 
 It needs root. With words, it prints the rows that contain all of them. Without words, it writes all
 rows to docs/dev/ends.md.
@@ -62,7 +62,7 @@ COMMANDS = {
 WATCH = "while pgrep -f '{processes}'; do sleep 0.1; done; touch {folder}/gone-{host}"
 HEADER = f"""\
 {ends.SEVERAL}
-Written by `launch/lab.sh --hosts=3 --slots=1 -- python -m tests.launch.losses` from real runs: do not edit.
+Written by `dev/lab.sh --hosts=3 --slots=1 -- python -m tests.launch.losses` from real runs: do not edit.
 Each job trains with one rank on each of three hosts and loses the last one. `--stall_timeout` is 20, so a
 hung rank is named after 10 s instead of 30 s. `seconds`: from the loss to the end of the job. `saved`: the
 step of the latest checkpoint, and that of the last record. `left`: hosts on which a process of the job

@@ -1,4 +1,4 @@
-"""Tests launch/lab.sh, a cluster of namespaces. Most tests need root and tools of the system."""
+"""Tests dev/lab.sh, a cluster of namespaces. Most tests need root and tools of the system."""
 
 import functools
 import os
@@ -13,7 +13,7 @@ from tests.launch import losses
 from tests.launch.shell import LAUNCH, ROOT, error_line, run
 from tests.support import ends
 
-LAB = LAUNCH / "lab.sh"
+LAB = ROOT / "dev" / "lab.sh"
 
 
 @functools.cache

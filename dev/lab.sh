@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# launch/lab.sh [--hosts=3] [--slots=8] [--rate=1gbit] -- COMMAND ...
+# dev/lab.sh [--hosts=3] [--slots=8] [--rate=1gbit] -- COMMAND ...
 #
 # Simulates a cluster on one machine, to test launchers and slow networks. Each host is a set of Linux namespaces with its
 # own name (lab1, lab2, ...), processes, loopback, address (10.99.0.1, ...) on eth0, and sshd. Files are shared. All hosts
 # are connected to one bridge, and each link is limited to --rate in both directions. COMMAND runs on lab1 with
 # HOSTS=lab1:8,lab2:8,... and INTERFACE=eth0, which launch/cluster1.sh and launch/cluster2.sh read:
 #
-#   launch/lab.sh --hosts=2 --slots=2 --rate=1gbit -- launch/cluster1.sh --flagfile=flags/digits.flags --epochs=1
+#   dev/lab.sh --hosts=2 --slots=2 --rate=1gbit -- launch/cluster1.sh --flagfile=flags/digits.flags --epochs=1
 #
 # The script returns the exit code of COMMAND. Everything is removed at the end, and after Ctrl-C or a kill. It needs root,
 # iproute2, util-linux and openssh-server.
@@ -16,7 +16,7 @@
 #   --rate=RATE  bandwidth of each link, such as 100mbit or 10gbit, or none for no limit
 set -euo pipefail
 # shellcheck source=launch/lib.sh
-. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+. "$(dirname "${BASH_SOURCE[0]}")/../launch/lib.sh"
 
 NETWORK=10.99.0
 
@@ -29,11 +29,11 @@ main() {
       --slots=*) slots=${1#*=} ;;
       --rate=*) rate=${1#*=} ;;
       --) shift && break ;;
-      *) usage_error "Unknown option $1. Write -- before the command (see launch/lab.sh --help)." ;;
+      *) usage_error "Unknown option $1. Write -- before the command (see dev/lab.sh --help)." ;;
     esac
     shift
   done
-  (($#)) || usage_error "There is no command. Write it after -- (see launch/lab.sh --help)."
+  (($#)) || usage_error "There is no command. Write it after -- (see dev/lab.sh --help)."
   check_number "$hosts" --hosts 64
   check_number "$slots" --slots 1024
   [[ $rate == none || $rate =~ ^[1-9][0-9]{0,5}[kmg]bit$ ]] ||
@@ -56,7 +56,7 @@ main() {
 
 check_tools() {
   local tool missing=()
-  [[ $(id -u) == 0 ]] || die "launch/lab.sh needs root to create network namespaces. Run it as root."
+  [[ $(id -u) == 0 ]] || die "dev/lab.sh needs root to create network namespaces. Run it as root."
   for tool in ip tc unshare nsenter setpriv ssh-keygen; do command -v "$tool" >/dev/null || missing+=("$tool"); done
   sshd=$(command -v sshd || echo /usr/sbin/sshd)
   [[ -x $sshd ]] || missing+=(sshd)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# launch/cudnn_probe.sh [--packages=DIR] [--out=DIR] [--compile-only] [--dry-run] [ARGUMENT ...]
+# dev/cudnn_probe.sh [--packages=DIR] [--out=DIR] [--compile-only] [--dry-run] [ARGUMENT ...]
 #
 # Times cuDNN's fused engines for the convolutions of ResNet-50 on one GPU, next to the kernels that a step runs today. The
 # last line says whether a custom operation with these engines is worth its upkeep. It needs g++, but no nvcc.
@@ -15,10 +15,10 @@
 #   pip install --no-deps --target=cudnn -c launch/constraints.txt nvidia-cudnn-frontend==1.32.0 \
 #     nvidia-cuda-cccl-cu12==12.9.27 nvidia-cudnn-cu12 nvidia-cublas-cu12 \
 #     nvidia-cuda-runtime-cu12 nvidia-cuda-nvcc-cu12 nvidia-cuda-nvrtc-cu12
-#   launch/cudnn_probe.sh --packages=cudnn
+#   dev/cudnn_probe.sh --packages=cudnn
 set -euo pipefail
 # shellcheck source=launch/lib.sh
-. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+. "$(dirname "${BASH_SOURCE[0]}")/../launch/lib.sh"
 
 main() {
   local packages='' out=cudnn-probe compile_only='' dry_run='' argument
@@ -34,11 +34,11 @@ main() {
         check_number "${argument#*=}" "${argument%%=*}" 4096
         arguments+=("$argument")
         ;;
-      *) usage_error "Unknown option $argument. See launch/cudnn_probe.sh --help." ;;
+      *) usage_error "Unknown option $argument. See dev/cudnn_probe.sh --help." ;;
     esac
   done
   [[ -n $packages ]] || packages=$(site_packages)
-  local source=$root_dir/launch/cudnn_probe
+  local source=$root_dir/dev/cudnn_probe
   local name include=(-isystem "$packages/include") library=() path=''
   for name in cudnn cuda_runtime cuda_nvcc cuda_cccl cuda_nvrtc; do
     include+=(-isystem "$packages/nvidia/$name/include")
@@ -77,7 +77,7 @@ check_headers() {
   local header
   for header in include/cudnn_frontend.h nvidia/{cudnn/include/cudnn,cuda_runtime/include/cuda_runtime_api}.h \
     nvidia/cuda_nvcc/include/crt/host_defines.h nvidia/cuda_cccl/include/nv/target nvidia/cuda_nvrtc/include/nvrtc.h; do
-    [[ -e $1/$header ]] || die "$1/$header is missing. See launch/cudnn_probe.sh --help for the packages to install."
+    [[ -e $1/$header ]] || die "$1/$header is missing. See dev/cudnn_probe.sh --help for the packages to install."
   done
 }
 

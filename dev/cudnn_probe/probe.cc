@@ -2,7 +2,7 @@
 //
 //   cudnn_probe LAYERS [--batch=256] [--runs=20] [--plans=4] [--dry-run]
 //
-// LAYERS is resnet50.txt. launch/cudnn_probe.sh compiles and runs this program. It contains no device code, so g++ is
+// LAYERS is resnet50.txt. dev/cudnn_probe.sh compiles and runs this program. It contains no device code, so g++ is
 // enough. With --dry-run, and where there is no GPU, it validates the graph of each pattern and shape, and prints them.
 // That does not show whether cuDNN has an engine for a pattern: only a GPU does.
 //

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# launch/gpu_speed.sh [--minutes=N] [--peer_python=PATH] [--out=DIR] [--rehearse] [--dry-run]
+# dev/gpu_speed.sh [--minutes=N] [--peer_python=PATH] [--out=DIR] [--rehearse] [--dry-run]
 #
 # Times each form of the training step on one GPU, alone and together, and JAX with the whole recipe on the same card, all
 # at the commit of this checkout. It is meant for a machine that is lent for some minutes: the table in DIR is written after
@@ -12,7 +12,7 @@
 #   --dry-run           print the commands and run nothing
 set -euo pipefail
 # shellcheck source=launch/lib.sh
-. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+. "$(dirname "${BASH_SOURCE[0]}")/../launch/lib.sh"
 
 main() {
   local minutes=8 peer_python=python3 out=gpu-speed rehearse='' dry_run='' argument
@@ -24,7 +24,7 @@ main() {
       --out=*) out=${argument#*=} ;;
       --rehearse) rehearse=1 ;;
       --dry[-_]run) dry_run=1 ;;
-      *) usage_error "Unknown option $argument. See launch/gpu_speed.sh --help." ;;
+      *) usage_error "Unknown option $argument. See dev/gpu_speed.sh --help." ;;
     esac
   done
   check_number "$minutes" --minutes 600
