@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -83,7 +84,7 @@ def _choose_num_ranks() -> int:
 
 def _print_next_steps(num_ranks: int) -> None:
     next_steps = _NEXT_STEPS.format(
-        example=files.shipped_directory("examples") / "keras_fit.py",
+        example=shlex.quote(str(files.shipped_directory("examples") / "keras_fit.py")),
         run="python" if num_ranks == 1 else f"hybrid-imagenet run -np {num_ranks}",
         ranks=pluralize(num_ranks, "rank"),
     )

@@ -41,6 +41,13 @@ def test_demo_trains_the_digits_on_two_cpu_ranks(training, capsys):
     assert "keras_fit.py . && hybrid-imagenet run -np 2 keras_fit.py" in output
 
 
+def test_demo_quotes_the_path_of_the_example_for_the_shell(training, monkeypatch, tmp_path, capsys):
+    examples = tmp_path / "my examples"
+    monkeypatch.setattr(demo.files, "shipped_directory", lambda name: examples)
+    assert program.main(["demo"]) == 0
+    assert f"cp '{examples}/keras_fit.py' . && " in capsys.readouterr().out
+
+
 def test_demo_chooses_a_new_directory_each_time(training, tmp_path):
     (tmp_path / "runs" / "demo").mkdir(parents=True)
     assert program.main(["demo"]) == 0
