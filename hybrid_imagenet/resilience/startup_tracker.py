@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from hybrid_imagenet.comm import job_lines
-from hybrid_imagenet.errors import printable
+from hybrid_imagenet.errors import pluralize, printable
 from hybrid_imagenet.resilience.stacks import main_stack
 
 # How often a rank sends its stage.
@@ -107,7 +107,7 @@ class StartupTracker:
             return ""
         subjects = [self._describe(rank, now) for rank in late[:_MAX_NAMED_RANKS]]
         if len(late) > _MAX_NAMED_RANKS:
-            subjects.append(f"{len(late) - _MAX_NAMED_RANKS} more ranks")
+            subjects.append(pluralize(len(late) - _MAX_NAMED_RANKS, "more rank"))
         return "".join(
             f"stall: {subject}; others have been {stage} for {now - since:.0f} s\n"
             for subject in subjects

@@ -57,13 +57,14 @@ def test_report_late_ranks_is_empty_if_all_are_silent_or_startup_is_over(tracker
     assert tracker.report_late_ranks(1000.0) == ""
 
 
-def test_report_late_ranks_names_the_first_ones_and_counts_the_others():
+@pytest.mark.parametrize(("size", "others"), [(9, "5 more ranks"), (5, "1 more rank")])
+def test_report_late_ranks_names_the_first_ones_and_counts_the_others(size, others):
     tracker = StartupTracker()
     for now in (0.0, 20.0):
-        tracker.record(stage_line(0, STAGE, size=9), now)
+        tracker.record(stage_line(0, STAGE, size=size), now)
     assert tracker.report_late_ranks(30.5).splitlines()[2:] == [
         "stall: rank 3 has not started; others have been connecting 4 ranks for 30 s",
-        "stall: 5 more ranks; others have been connecting 4 ranks for 30 s",
+        f"stall: {others}; others have been connecting 4 ranks for 30 s",
     ]
 
 
