@@ -43,12 +43,23 @@ def notify_supervisor(text: str, environ: Mapping[str, str] | None = None) -> No
       text: The line without the word of the job.
       environ: Environment variables; those of this process if None.
     """
-    environ = os.environ if environ is None else environ
-    job_word = environ.get(JOB_VARIABLE, "")
-    if _JOB_WORD.fullmatch(job_word):
+    line = supervisor_line(text, environ)
+    if line:
         # Writing fails if the supervisor has ended. Then the line is not needed.
         with contextlib.suppress(OSError):
-            os.write(2, f"{job_word} {text}\n".encode())
+            os.write(2, f"{line}\n".encode())
+
+
+def supervisor_line(text: str, environ: Mapping[str, str] | None = None) -> str:
+    """Returns a line for the supervisor of this rank, or "" without a supervisor.
+
+    Args:
+      text: The line without the word of the job.
+      environ: Environment variables; those of this process if None.
+    """
+    environ = os.environ if environ is None else environ
+    job_word = environ.get(JOB_VARIABLE, "")
+    return f"{job_word} {text}" if _JOB_WORD.fullmatch(job_word) else ""
 
 
 def notify_exit(code: int, environ: Mapping[str, str] | None = None, *, saved: bool = True) -> None:

@@ -33,6 +33,14 @@ _STAGE_LINE = re.compile(
 )
 
 
+_HUNG_LINE = re.compile(
+    rb" hung (?P<seconds>\d{1,9}) (?P<stall_timeout>[\d.e+]{1,20})"
+    rb"\t(?P<stage>[^\t\n]{0,99})\t(?P<message>[^\t\n]+)"
+)
+# Stages in which no rank waits for another one.
+_LOADING_STAGE_PREFIX = "loading "
+
+
 class _RankStage(NamedTuple):
     host: str
     process: int
@@ -55,6 +63,8 @@ class StartupTracker:
         # When the first rank reached each stage, in the order of these times.
         self._reached: dict[str, float] = {}
         self._reported_ranks: set[int] = set()
+        # Stages of ranks whose end has been reported.
+        self._hung_stages: set[str] = set()
 
     @property
     def any_rank_started(self) -> bool:
@@ -83,6 +93,36 @@ class StartupTracker:
         )
         self._reached.setdefault(stage, now)
         return True
+
+    def report_hung_rank(self, text: bytes) -> str | None:
+        """Returns a line about a rank that ends because its stage has taken too long.
+
+        If one rank reaches the limit, others in the same stage soon do, so only the first is
+        reported.
+
+        Args:
+          text: a line of standard error after the job's word.
+
+        Returns:
+          The line; "" if a rank in the same stage was reported before; None if `text` is another
+          kind of line.
+        """
+        match = _HUNG_LINE.match(text)
+        if match is None:
+            return None
+        stage = match["stage"].decode(errors="replace")
+        if stage in self._hung_stages:
+            return ""
+        self._hung_stages.add(stage)
+        stages = [rank.stage for rank in self._ranks.values()]
+        all_ranks_load = stage.startswith(_LOADING_STAGE_PREFIX) and set(stages) == {stage}
+        if all_ranks_load and len(stages) == self._size > 1:
+            return (
+                f"error: all {self._size} ranks are still {stage} after {match['seconds'].decode()}"
+                " s, because the hosts or their file system are slow: the job ends; raise"
+                f" --stall_timeout={match['stall_timeout'].decode()}\n"
+            )
+        return f"{match['message'].decode(errors='replace')}\n"
 
     def report_late_ranks(self, now: float) -> str:
         """Returns lines about ranks that are silent or behind the first one for too long.
@@ -152,3 +192,18 @@ def notify_stage(rank: int, size: int, stage: str | None) -> None:
         f"at {rank} of {size} on {socket.gethostname()} {os.getpid()}"
         f"\t{shown_stage}\t{printable(frame)}"
     )
+
+
+def hung_line(message: str, stage: str, seconds: float, stall_timeout: float) -> str:
+    """Returns the last line of a rank that ends because its stage has taken too long.
+
+    Args:
+      message: what a user sees if this is the only such rank, or if there is no supervisor.
+      stage: the startup stage.
+      seconds: how long the stage has taken.
+      stall_timeout: --stall_timeout in seconds.
+    """
+    line = job_lines.supervisor_line(
+        f"hung {seconds:.0f} {stall_timeout:g}\t{stage}\t{printable(message)}"
+    )
+    return line or message

@@ -240,7 +240,7 @@ class Supervisor:
         print_raw(self._output.flush())
 
     def _take_job_line(self, line: bytes) -> bytes:
-        """Stores what a line tells this process; returns the rest of the line.
+        """Stores what a line tells this process; returns what is left for the user.
 
         Ranks write such lines with the job's word first. Their launcher puts a tag before it, or
         another rank's unfinished line comes before it.
@@ -255,6 +255,9 @@ class Supervisor:
             self._ended_programs.setdefault(ended_program.rank, (now, ended_program))
         if not word:
             return line
+        hung_rank = self._startup.report_hung_rank(message)
+        if hung_rank is not None:
+            return hung_rank.encode()
         is_job_line = (
             rank_exit is not None or ended_program is not None or self._startup.record(message, now)
         )

@@ -380,6 +380,8 @@ class Watchdog:
 def watch_startup(start: StartupProgress, stall_timeout: float, rank: int, size: int = 1) -> None:
     """Ends this process with EXIT_STALLED and one line if a stage of its startup takes too long.
 
+    The supervisor prints the line, once for all ranks that hang in the same stage.
+
     Native code may keep the interpreter lock all the time. Then a thread of faulthandler prints the
     stacks instead, and the exit code is EXIT_FAILURE.
 
@@ -413,12 +415,13 @@ def _watch_startup(start: StartupProgress, stall_timeout: float, rank: int, size
         limit = max(_MIN_STAGE_SECONDS, stall_timeout * factor)
         if elapsed > limit:
             frame = next(iter(main_stack()), "unknown")
-            exit_stalled(
+            message = (
                 f"error: rank {rank} on {socket.gethostname()} (process {os.getpid()}) hung for"
                 f" {elapsed:.0f} s while {stage or 'starting'} (--stall_timeout={stall_timeout:g}),"
                 f" in {frame}: the job ends; look for a rank, a host or a file system that does not"
                 " answer"
             )
+            exit_stalled(startup_tracker.hung_line(message, stage, elapsed, stall_timeout))
         # This replaces the timer that the previous cycle has set.
         faulthandler.dump_traceback_later(
             limit - elapsed + _NATIVE_CODE_GRACE_SECONDS, exit=True, file=2

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from hybrid_imagenet.resilience import watchdog
+from hybrid_imagenet.resilience import exit_code, watchdog
 from hybrid_imagenet.startup import StartupProgress
 from tests.ranks import ROOT
 
@@ -103,4 +103,10 @@ def test_startup_limit_that_passed_while_the_process_was_suspended_ends_the_rank
     start = StartupProgress()
     start.stage = ("loading TensorFlow", time.monotonic() - 100_000)
     with pytest.raises(SystemExit, match="hung for 100000 s while loading TensorFlow"):
+        watchdog._watch_startup(start, 1.0, 0, 1)
+    # The supervisor prints the line, because other ranks may reach the limit too.
+    word = "0123456789abcdef" * 2
+    monkeypatch.setenv(exit_code.JOB_VARIABLE, word)
+    line_for_supervisor = rf"{word} hung 100000 1\tloading TensorFlow\terror: rank 0 on "
+    with pytest.raises(SystemExit, match=line_for_supervisor):
         watchdog._watch_startup(start, 1.0, 0, 1)

@@ -68,11 +68,51 @@ def test_report_late_ranks_names_the_first_ones_and_counts_the_others(size, othe
     ]
 
 
+def hung_line(rank, stage, monkeypatch):
+    monkeypatch.setenv(exit_code.JOB_VARIABLE, WORD)
+    line = startup_tracker.hung_line(f"error: rank {rank} hung", stage, 120.4, 60.0)
+    assert line.startswith(WORD)
+    return line.removeprefix(WORD).encode()
+
+
+def test_report_hung_rank_blames_slow_hosts_once_if_all_ranks_are_loading(monkeypatch, tracker):
+    tracker.record(stage_line(3, b"loading TensorFlow"), 1.0)
+    lines = [
+        tracker.report_hung_rank(hung_line(rank, "loading TensorFlow", monkeypatch))
+        for rank in range(4)
+    ]
+    assert lines[0] == (
+        "error: all 4 ranks are still loading TensorFlow after 120 s, because the hosts or their"
+        " file system are slow: the job ends; raise --stall_timeout=60\n"
+    )
+    assert lines[1:] == ["", "", ""]
+
+
+def test_report_hung_rank_passes_on_the_first_line_about_each_stage(monkeypatch, tracker):
+    connecting = STAGE.decode()
+    stages = [connecting, "loading TensorFlow", connecting, "loading TensorFlow"]
+    lines = []
+    for rank, stage in enumerate(stages):
+        tracker.record(stage_line(rank, stage.encode()), 1.0)
+    for rank, stage in enumerate(stages):
+        lines.append(tracker.report_hung_rank(hung_line(rank, stage, monkeypatch)))
+    assert lines == ["error: rank 0 hung\n", "error: rank 1 hung\n", "", ""]
+
+
+def test_report_hung_rank_blames_no_host_if_all_ranks_wait_for_one_another(monkeypatch):
+    tracker = StartupTracker()
+    for rank in range(4):
+        tracker.record(stage_line(rank, STAGE), 1.0)
+    line = hung_line(2, STAGE.decode(), monkeypatch)
+    assert tracker.report_hung_rank(line) == "error: rank 2 hung\n"
+
+
 @pytest.mark.parametrize(
     "text", [b"", b" ends 4", b" at x of 3 on a 1\ts\tf", b" at 1 of 3 on a 1\ts"]
 )
 def test_record_returns_false_for_other_lines(text):
     assert not StartupTracker().record(text, 0.0)
+    assert StartupTracker().report_hung_rank(text) is None
 
 
 def test_notify_stage_writes_a_line_for_record_and_does_not_wait_for_a_full_pipe(monkeypatch):

@@ -363,6 +363,17 @@ def test_supervisor_names_a_killed_rank_and_prints_its_loss_at_most_once(
         assert line.startswith(beginning)
 
 
+def test_supervisor_prints_one_line_if_all_ranks_load_too_slowly(tmp_path):
+    stages = [f"at {rank} of 3 on far {rank}\tloading TensorFlow\tframe" for rank in range(3)]
+    hangs = [f"hung 120 60\tloading TensorFlow\terror: rank {rank} hung" for rank in range(3)]
+    (tmp_path / "printed").write_text("".join(f"WORD {line}\n" for line in [*stages, *hangs]))
+    printing = f'sed "s/WORD/$WORD/" {tmp_path}/printed >&2'
+    code, _, errors, _ = finish(start(f"{printing}; echo $WORD ends 4 >&2; exit 4"))
+    assert code == 4
+    assert errors.startswith("error: all 3 ranks are still loading TensorFlow after 120 s, ")
+    assert errors.count("\n") == 1
+
+
 LIBRARIES = """\
 [vm:20108] Read -1, expected 35724, errno = 3
 [lab1:18] [[31425,0],0] ORTE_ERROR_LOG: Out of resource in file /x/orte/util/show_help.c at line 507
