@@ -30,9 +30,11 @@ _GREETINGS = re.compile(
     rb"|I0000 00:00:\d+\.\d+ +\d+ \w+\.(?:cc|h):\d+\] "
     rb"|plm:rsh: Warning: setpgid\(\d+,\d+\) failed in parent|^mpirun: Forwarding signal \d+ to job"
 )
-# Messages of Open MPI, Horovod and TensorFlow that follow the loss of another rank.
+# Messages of Open MPI, Horovod and TensorFlow that follow the loss of another rank. Open MPI's
+# copy of libevent warns about the closed connection of a daemon that is lost.
 _LOSS_CONSEQUENCES = re.compile(
-    rb"\] Read -1, expected \d+, errno = 3\b|\] ORTE_ERROR_LOG: Out of resource in file"
+    rb"^\[warn\] Epoll [A-Z]+\(\d+\) on fd \d+ failed\. "
+    rb"|\] Read -1, expected \d+, errno = 3\b|\] ORTE_ERROR_LOG: Out of resource in file"
     rb" \S*/show_help\.c "
     rb"| Horovod background loop uncaught exception: "
     rb"| base_collective_executor\.cc:\d+\] BaseCollectiveExecutor::StartAbort | ring_\w+\.cc:\d+\]"

@@ -380,6 +380,7 @@ LIBRARIES = """\
 [2026-11-23 03:08:31.694658: E /x/horovod/common/operations.cc:712] [1]: Horovod background loop uncaught exception: [/x
 E0000 00:00:1795403255.688099   19609 base_collective_executor.cc:252] BaseCollectiveExecutor::StartAbort UN
 E0000 00:00:1795403255.688611   19507 ring_alg.cc:291] Aborting RingReduce with UNAVAILABLE: Collective ops
+[warn] Epoll MOD(1) on fd 20 failed.  Old events were 6; read change was 0 (none); write change was 2 (del): Bad file descriptor
 [1,0]<stderr>:/job:worker/replica:0/task:2
 [1,0]<stderr>:Additional GRPC error information from remote target /job:worker/replica:0/task:2 while calling
 """  # noqa: E501
