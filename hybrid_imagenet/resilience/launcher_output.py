@@ -17,6 +17,10 @@ from hybrid_imagenet.resilience import mpi_startup_errors
 
 # mpirun and horovodrun begin each line of a rank with this tag.
 TAG = re.compile(rb"(\[[\d,]+\]<std(err|out)>: ?)?")
+# Users do not see the tag of rank 0, which prints nearly everything. If a rank writes a line in
+# parts, there may be a tag before each part.
+_RANK_0_ERROR_TAG = b"[1,0]<stderr>:"
+_RANK_0_OUTPUT_TAG = b"[1,0]<stdout>:"
 # Lines that the user does not need. TensorFlow writes some of them to standard error whatever its
 # log settings are, once or twice per rank. Among them are information lines (I) that TensorFlow
 # 2.18 to 2.20 print before their log is set up. Open MPI prints the setpgid warning if the child
@@ -147,6 +151,27 @@ class ExitedRank(NamedTuple):
         )
 
 
+class OutputTags:
+    """Removes the tag of rank 0 from a launcher's standard output, which comes in pieces."""
+
+    def __init__(self) -> None:
+        self._unfinished_tag = b""
+
+    def remove(self, text: bytes) -> bytes:
+        """Returns the text for the user; keeps back the beginning of a tag at its end."""
+        text = (self._unfinished_tag + text).replace(_RANK_0_OUTPUT_TAG, b"")
+        self._unfinished_tag = b""
+        for length in range(len(_RANK_0_OUTPUT_TAG) - 1, 0, -1):
+            if text.endswith(_RANK_0_OUTPUT_TAG[:length]):
+                self._unfinished_tag = text[-length:]
+                return text[:-length]
+        return text
+
+    def flush(self) -> bytes:
+        """Returns what was kept back; call it after the last piece."""
+        return self._unfinished_tag
+
+
 class LauncherOutput:
     """Reads a launcher's standard error line by line.
 
@@ -187,7 +212,8 @@ class LauncherOutput:
     def filter(self, line: bytes) -> bytes:
         """Returns the lines for the user: this one, and maybe one that was kept back."""
         lines = self._drop_blocks(line).splitlines(keepends=True)
-        return b"".join(each for each in lines if self._is_for_user(each))
+        lines_for_user = [each for each in lines if self._is_for_user(each)]
+        return b"".join(lines_for_user).replace(_RANK_0_ERROR_TAG, b"")
 
     def flush(self) -> bytes:
         """Returns what was kept back; call it after the last line."""

@@ -43,7 +43,7 @@ from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_STALLED, EXIT_USAGE
 from hybrid_imagenet.resilience import exit_code, lossy_stream, processes
 from hybrid_imagenet.resilience.exit_code import RankExit
 from hybrid_imagenet.resilience.job_result import JobResult, print_raw, ranks_and_hosts
-from hybrid_imagenet.resilience.launcher_output import TAG, LauncherOutput
+from hybrid_imagenet.resilience.launcher_output import TAG, LauncherOutput, OutputTags
 from hybrid_imagenet.resilience.startup_tracker import StartupTracker
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
 
@@ -481,13 +481,16 @@ def _start_reader(read: Callable[[IO[bytes]], None], pipe: IO[bytes] | None) -> 
 
 
 def _copy_output(pipe: IO[bytes]) -> None:
-    """Passes on standard output.
+    """Passes on standard output without the tags of rank 0.
 
     The pipe must always be read, because Open MPI ends the job at the tenth line that is not read.
     """
+    tags = OutputTags()
     while text := os.read(pipe.fileno(), 1 << 16):
-        sys.stdout.buffer.write(text)
+        sys.stdout.buffer.write(tags.remove(text))
         sys.stdout.buffer.flush()
+    sys.stdout.buffer.write(tags.flush())
+    sys.stdout.buffer.flush()
 
 
 def _lines(pipe: IO[bytes]) -> Iterator[bytes]:

@@ -11,7 +11,7 @@ import pytest
 
 from hybrid_imagenet.comm import lost_rank
 from hybrid_imagenet.resilience import exit_code, supervisor
-from hybrid_imagenet.resilience.launcher_output import LauncherOutput
+from hybrid_imagenet.resilience.launcher_output import LauncherOutput, OutputTags
 from hybrid_imagenet.resilience.processes import remove_shared_memory
 from tests.support import processes
 
@@ -374,6 +374,24 @@ def test_supervisor_prints_one_line_if_all_ranks_load_too_slowly(tmp_path):
     assert errors.count("\n") == 1
 
 
+def test_supervisor_removes_the_tags_of_rank_0_and_keeps_those_of_other_ranks():
+    script = (
+        "echo '[1,0]<stdout>:step 1[1,0]<stdout>:'; echo '[1,1]<stdout>:from rank 1';"
+        "echo '[1,0]<stderr>:warning' >&2; echo '[1,10]<stderr>:from rank 10' >&2; printf '[1,0'"
+    )
+    _, out, errors, _ = finish(start(script))
+    assert out == "step 1\n[1,1]<stdout>:from rank 1\n[1,0"
+    assert errors == "warning\n[1,10]<stderr>:from rank 10\n"
+
+
+def test_output_tags_removes_a_tag_wherever_the_output_is_split():
+    text = b"a\n[1,0]<stdout>:b [1, 2] [1,1]<stdout>:c"
+    for position in range(len(text)):
+        tags = OutputTags()
+        pieces = [tags.remove(text[:position]), tags.remove(text[position:]), tags.flush()]
+        assert b"".join(pieces) == b"a\nb [1, 2] [1,1]<stdout>:c"
+
+
 LIBRARIES = """\
 [vm:20108] Read -1, expected 35724, errno = 3
 [lab1:18] [[31425,0],0] ORTE_ERROR_LOG: Out of resource in file /x/orte/util/show_help.c at line 507
@@ -392,7 +410,7 @@ def test_supervisor_drops_messages_of_libraries_about_a_lost_rank(tmp_path):
     (tmp_path / "printed").write_text("\n".join([*lines, *program_lines, ""]))
     _, _, err, _ = finish(start(f"cat {tmp_path}/printed >&2; exit 1"))
     *kept, last = err.splitlines()
-    assert kept == program_lines
+    assert kept == [line.replace("[1,0]<stderr>:", "") for line in program_lines]
     assert last.startswith("error: sh ended with exit code 1")
 
 
