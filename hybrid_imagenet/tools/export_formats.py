@@ -49,6 +49,9 @@ def _rebuild_with_keras_layers(network: TrainedNetwork) -> keras.Model:
     size, 3]: an additional first layer normalizes the pixels.
     """
     model = network.build()
+    if isinstance(model, keras.Sequential):
+        # `clone_model` calls `call_layer` only for functional models.
+        model = keras.Model(model.inputs[0], model.outputs[0])
     is_first_call = True
 
     def call_layer(layer: keras.layers.Layer, x: Any, *args: Any, **kwargs: Any) -> Any:

@@ -327,6 +327,24 @@ def test_export_writes_a_network_with_normalization_ops_and_an_inner_model(tmp_p
     assert_close(onnx_logits(images), export_formats.logits_function(trained)(images))
 
 
+def test_export_writes_a_sequential_network(tmp_path):
+    target = f"{__name__}:sequential_network"
+    weights = {v.path: v.numpy() for v in factory.create(target, 2, 8).weights}
+    trained = pretrained.TrainedNetwork("", target, ("a", "b"), 8, 1.0, 1e-5, weights=weights)
+    path = tmp_path / "network.keras"
+    save(trained, tmp_path / "weights.npz")
+    export(tmp_path / "weights.npz", path)
+    images = pixels(2, 8)
+    keras_logits = keras.saving.load_model(path)(images).numpy()
+    assert_close(keras_logits, export_formats.logits_function(trained)(images))
+
+
+def sequential_network(num_classes, image_size):
+    image = keras.Input((image_size, image_size, 3))
+    layers = [keras.layers.Flatten(), keras.layers.Dense(num_classes, name="scores")]
+    return keras.Sequential([image, *layers])
+
+
 def network_like_keras_applications(num_classes, image_size):
     """Returns a model that starts with Keras's own normalization and a function of keras.ops."""
     image = keras.Input((image_size, image_size, 3))
