@@ -29,6 +29,10 @@ _PRINTING_FLAGS = ("-h", "--help", "--print_config", "--check_only", "--dry_run"
 # Commands that train. Signals ask them to save and stop.
 _TRAINING_COMMANDS = ("train", "run", "demo")
 
+# Commands that may import the function of --model=MODULE:FUNCTION without that flag: flag files and
+# config.json may have it.
+_COMMANDS_OF_USER_FUNCTIONS = ("train", "run", "resume")
+
 # By command: MODULE or MODULE:FUNCTION, and one line for the list of commands. The function, by
 # default `main`, takes the arguments and returns the exit code.
 COMMANDS = {
@@ -147,8 +151,8 @@ def run_process(words: Sequence[str]) -> int:
     Args:
       words: the words after the program's name.
     """
-    # The module of --model=MODULE:FUNCTION may be in the current directory.
-    sys.path.append("")
+    if _may_use_current_directory(words):
+        sys.path.append("")
     if not words or words[0] not in _TRAINING_COMMANDS:
         lossy_stream.install()
         return interrupts.run_interruptible(lambda: _main_with_complete_output(words))
@@ -169,6 +173,17 @@ def run_process(words: Sequence[str]) -> int:
     code = _main_with_complete_output(words)
     REQUESTS.ignore()
     return code
+
+
+def _may_use_current_directory(words: Sequence[str]) -> bool:
+    """Returns whether modules in the current directory may be imported.
+
+    The module of --model=MODULE:FUNCTION may be there. Other commands must not import from it,
+    because it may contain files of someone else.
+    """
+    if words and words[0] in _COMMANDS_OF_USER_FUNCTIONS:
+        return True
+    return any(normalize_flag(word).partition("=")[0] == "--model" for word in words)
 
 
 def _only_prints(arguments: Sequence[str]) -> bool:

@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import pathlib
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
@@ -30,11 +31,13 @@ from hybrid_imagenet.errors import (
     missing_module_message,
     printable,
 )
+from hybrid_imagenet.models import keras_families
 from hybrid_imagenet.options import SPELLING, normalize_flag
 from hybrid_imagenet.resilience import interrupts
 
 if TYPE_CHECKING:
     from hybrid_imagenet.checkpoints.pretrained import TrainedNetwork
+    from hybrid_imagenet.checkpoints.store import CheckpointDescription
 
 RUN_HELP = "the directory of a run"
 
@@ -269,19 +272,66 @@ def add_network_arguments(parser: argparse.ArgumentParser) -> None:
             " torchvision weights)"
         ),
     )
+    parser.add_argument(
+        "--model",
+        metavar="MODULE:FUNCTION",
+        help=(
+            "your function that builds the network, as in training. It is imported only if you"
+            " name it here, because a checkpoint could name any code"
+        ),
+    )
+
+
+def find_checkpoint(arguments: argparse.Namespace) -> CheckpointDescription:
+    """Finds the checkpoint that `load_network` reads, before TensorFlow is loaded.
+
+    Raises:
+      UserError: if there is none, or --model does not name its network.
+    """
+    from hybrid_imagenet.checkpoints import store
+
+    description = store.find_checkpoint(arguments.checkpoint)
+    # Files of other libraries do not name their network before they are loaded.
+    if "model" in description.meta:
+        _check_model(arguments.model, str(description.meta["model"]), description.path)
+    return description
+
+
+def _check_model(named_model: str | None, model: str, origin: object) -> None:
+    """Checks that the user has named the function of a network, which will be imported and run.
+
+    Args:
+      named_model: --model, or None if it was not set.
+      model: the network that the checkpoint names.
+      origin: the checkpoint.
+
+    Raises:
+      UserError: if --model is another network, or is not set for a function.
+    """
+    if named_model is None and keras_families.is_user_function(model):
+        raise UserError(
+            f"{origin} needs the function {model}, which would run code. If you trust it, add"
+            f" {shlex.quote(f'--model={model}')}."
+        )
+    if named_model not in (None, model):
+        raise UserError(
+            f"--model={named_model} is not the network of {origin}, which was trained with"
+            f" --model={model}. Pass another checkpoint, or correct --model."
+        )
 
 
 def load_network(arguments: argparse.Namespace) -> TrainedNetwork:
     """Loads the network that the arguments of `add_network_arguments` describe.
 
     Raises:
-      UserError: if it cannot be loaded.
+      UserError: if it cannot be loaded, or --model does not name its network.
     """
     from hybrid_imagenet.checkpoints import pretrained
 
     network = pretrained.load(
         arguments.checkpoint, _print_warning, weights=arguments.weights, best=arguments.best
     )
+    _check_model(arguments.model, network.model, network.origin)
     if arguments.image_size:
         return dataclasses.replace(network, image_size=arguments.image_size)
     return network

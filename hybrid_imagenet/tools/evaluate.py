@@ -63,6 +63,7 @@ def main(argv: Sequence[str]) -> None:
     if comm.placement().size == 1:
         # With several ranks, an error must end all of them at the same time, and only rank 0 needs
         # to see the run. So this waits until the ranks are connected.
+        command_line.find_checkpoint(arguments)
         _complete_dataset_flags(arguments)
         _check_num_classes(arguments)
     communicator = comm.start()

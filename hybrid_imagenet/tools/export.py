@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hybrid_imagenet import files
-from hybrid_imagenet.checkpoints import store
 from hybrid_imagenet.errors import UserError, did_you_mean
 from hybrid_imagenet.tools import command_line
 
@@ -47,7 +46,7 @@ def main(argv: Sequence[str]) -> None:
     _check_path(path)
     # Before TensorFlow is loaded, which takes seconds.
     _check_packages(path.suffix)
-    store.find_checkpoint(arguments.checkpoint)
+    command_line.find_checkpoint(arguments)
     command_line.start_single_process("export")
     from hybrid_imagenet.tools import export_formats
 

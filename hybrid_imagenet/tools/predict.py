@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hybrid_imagenet import files
-from hybrid_imagenet.checkpoints import store
 from hybrid_imagenet.data import images
 from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, UserError, printable
 from hybrid_imagenet.tools import command_line
@@ -32,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
     An image that cannot be used is reported, and does not keep the others from being classified.
     """
     arguments = _parser().parse_args(argv)
-    store.find_checkpoint(arguments.checkpoint)
+    command_line.find_checkpoint(arguments)
     errors: list[UserError] = []
 
     def report(error: UserError) -> None:

@@ -20,6 +20,7 @@ from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.checkpoints.store import CheckpointStore
 from hybrid_imagenet.config import Origin, RunConfig, derived, stored
 from hybrid_imagenet.errors import UserError, without_secrets
+from hybrid_imagenet.models import keras_families
 from hybrid_imagenet.runlog import jsonl, live, run_dir, summary, trackers
 from hybrid_imagenet.runlog import state as run_state
 from hybrid_imagenet.runlog.tensorboard import TensorBoard
@@ -509,7 +510,7 @@ def _evaluate_command(config: RunConfig, run_dir: pathlib.Path) -> list[str]:
     if data_dir != (config.data.data_dir or ""):
         # The run does not store the password.
         command.append(f"--data_dir={data_dir}")
-    return command
+    return command + _model_argument(config)
 
 
 def _export_command(config: RunConfig, run_dir: pathlib.Path) -> list[str]:
@@ -522,4 +523,10 @@ def _export_command(config: RunConfig, run_dir: pathlib.Path) -> list[str]:
     if config.evaluation.keep_best:
         command.append("--best")
     command.append(f"--to={run_dir / 'network'}{suffix}")
-    return command
+    return command + _model_argument(config)
+
+
+def _model_argument(config: RunConfig) -> list[str]:
+    """Returns the flag without which other commands do not import the user's function."""
+    model = config.network.model
+    return [f"--model={model}"] if keras_families.is_user_function(model) else []

@@ -121,6 +121,13 @@ def test_closing_lines_name_the_checkpoint_and_valid_commands(tmp_path):
     evaluate._parser().parse_args(words[1][2:])
 
 
+def test_closing_lines_of_a_user_function_name_it(tmp_path):
+    _, report, *commands = last_lines(tmp_path, "--model=own.module:network")
+    assert "--model" not in report
+    assert len(commands) == 2
+    assert all(line.endswith(" --model=own.module:network") for line in commands)
+
+
 @pytest.mark.parametrize("missing", ["onnx", "tf2onnx", "onnxruntime"])
 def test_closing_lines_without_an_onnx_package_suggest_a_keras_file(missing, tmp_path, monkeypatch):
     find_spec = importlib.util.find_spec

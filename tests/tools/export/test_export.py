@@ -62,8 +62,8 @@ def as_onnx(stored, tmp_path_factory):
     return path
 
 
-def export(source, path):
-    assert program.main([str(source), f"--to={path}"]) == 0
+def export(source, path, *flags):
+    assert program.main([str(source), f"--to={path}", *flags]) == 0
     assert [p for p in path.parent.iterdir() if p.name.startswith(".")] == []
 
 
@@ -321,7 +321,7 @@ def test_export_writes_a_network_with_normalization_ops_and_an_inner_model(tmp_p
     weights = {v.path: v.numpy() for v in factory.create(target, 2, 8).weights}
     trained = pretrained.TrainedNetwork("", target, ("a", "b"), 8, 1.0, 1e-5, weights=weights)
     save(trained, tmp_path / "weights.npz")
-    export(tmp_path / "weights.npz", tmp_path / "network.onnx")
+    export(tmp_path / "weights.npz", tmp_path / "network.onnx", f"--model={target}")
     images = pixels(2, 8)
     onnx_logits = export_formats.FORMATS[".onnx"].open(trained, tmp_path / "network.onnx")
     assert_close(onnx_logits(images), export_formats.logits_function(trained)(images))
@@ -333,7 +333,7 @@ def test_export_writes_a_sequential_network(tmp_path):
     trained = pretrained.TrainedNetwork("", target, ("a", "b"), 8, 1.0, 1e-5, weights=weights)
     path = tmp_path / "network.keras"
     save(trained, tmp_path / "weights.npz")
-    export(tmp_path / "weights.npz", path)
+    export(tmp_path / "weights.npz", path, f"--model={target}")
     images = pixels(2, 8)
     keras_logits = keras.saving.load_model(path)(images).numpy()
     assert_close(keras_logits, export_formats.logits_function(trained)(images))
