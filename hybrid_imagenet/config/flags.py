@@ -16,6 +16,7 @@ from hybrid_imagenet.models.depths import DEPTHS, STEMS, WIDTH
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 from hybrid_imagenet.options import Option, option, options_of
 from hybrid_imagenet.runlog.trackers import DEFAULT_PROJECT, NAMES
+from hybrid_imagenet.schedules.batch_schedule import MAX_BATCH, MAX_MICRO_BATCHES, MAX_PIXELS
 from hybrid_imagenet.schedules.training_schedule import SCALINGS, SCHEDULES
 
 GPU_BATCH = 256
@@ -150,10 +151,17 @@ class EvaluationFlags:
         keep_integer=True,
     )
     eval_batch: int | None = option(
-        None, "Validation images per GPU and step (default: the training batch).", minimum=1
+        None,
+        "Validation images per GPU and step (default: the training batch).",
+        minimum=1,
+        maximum=MAX_BATCH,
     )
     eval_image_size: int | None = option(
-        None, "Side of validation images (default: --image_size).", unit="pixels", minimum=8
+        None,
+        "Side of validation images (default: --image_size).",
+        unit="pixels",
+        minimum=8,
+        maximum=MAX_PIXELS,
     )
     eval_flip: bool = option(
         False,
@@ -285,6 +293,7 @@ class DataFlags:
         None,
         "Decoding threads per rank (default: the machine's cores divided by its ranks).",
         minimum=1,
+        maximum=4096,
     )
     data_memory_gb: float = option(
         4.0,
@@ -367,6 +376,8 @@ class NetworkFlags:
         "Channels of a ResNet's first stage; each later stage has twice as many.",
         unit="channels",
         minimum=1,
+        # The convolutions of a ResNet-50 of this width have 6 billion weights.
+        maximum=1024,
     )
     stem: str = option(
         "imagenet",
@@ -380,7 +391,12 @@ class NetworkFlags:
         " time.",
     )
     image_size: int = option(
-        224, "Side of the square network input.", unit="pixels", minimum=8, basic=True
+        224,
+        "Side of the square network input.",
+        unit="pixels",
+        minimum=8,
+        maximum=MAX_PIXELS,
+        basic=True,
     )
     image_size_schedule: tuple[str, ...] = option(
         (),
@@ -459,6 +475,7 @@ class OptimizationFlags:
         f" On GPUs the default is {GPU_BATCH}; most recipes have the number of their paper.",
         unit="images",
         minimum=1,
+        maximum=MAX_BATCH,
         basic=True,
     )
     virtual_gpus: int = option(
@@ -467,6 +484,7 @@ class OptimizationFlags:
         " separately. Learning rates follow the number.",
         unit="GPUs",
         minimum=1,
+        maximum=4096,
     )
     random_batch: int = option(
         0,
@@ -482,6 +500,7 @@ class OptimizationFlags:
         "Micro-batches per update. Their gradients are added up on each GPU, and reduced over GPUs"
         " once per update.",
         minimum=1,
+        maximum=MAX_MICRO_BATCHES,
         basic=True,
     )
     batch_schedule: tuple[str, ...] = option(

@@ -36,6 +36,15 @@ _BATCH_ENTRY = re.compile(r"(\d+):(?:(\d+)(?:x(\d+))?|\*(\d+(?:\.\d+)?))")
 _SIZE_ENTRY = re.compile(r"(\d+):(\d+)")
 _MIN_PIXELS = 8
 
+# Larger values are mistakes, with which a run would exhaust memory or work on its first step for
+# hours without a message.
+MAX_PIXELS = 8192
+"""Largest side of the network's input."""
+MAX_BATCH = 1 << 16
+"""Largest number of images of a worker and micro-batch."""
+MAX_MICRO_BATCHES = 1 << 16
+"""Largest number of micro-batches per update."""
+
 
 @dataclasses.dataclass(frozen=True)
 class BatchStage:
@@ -127,7 +136,15 @@ def _parse_stage(entry: str, first: BatchStage, growth: str) -> BatchStage:
     stage = BatchStage(int(epoch), int(images), int(micro_batches or first.accumulation))
     if stage.images == 0:
         raise ValueError(f"{entry!r}: a batch needs at least one image")
+    _check_not_too_large(stage, entry)
     return stage
+
+
+def _check_not_too_large(stage: BatchStage, entry: str) -> None:
+    if stage.per_gpu_batch > MAX_BATCH:
+        raise ValueError(f"{entry!r}: a batch has at most {MAX_BATCH} images")
+    if stage.accumulation > MAX_MICRO_BATCHES:
+        raise ValueError(f"{entry!r}: an update has at most {MAX_MICRO_BATCHES} micro-batches")
 
 
 def _enlarge(
@@ -163,15 +180,21 @@ def _enlarge(
             raise ValueError(
                 f"{entry!r}: {total} images cannot be split into {first.accumulation} micro-batches"
             )
-        return BatchStage(epoch, total // first.accumulation, first.accumulation)
+        stage = BatchStage(epoch, total // first.accumulation, first.accumulation)
+        _check_not_too_large(stage, entry)
+        return stage
     if accumulation_factor is None:
         min_micro_batches = -(-total // first.per_gpu_batch)
     else:
         min_micro_batches = accumulation_factor * first.accumulation
+    # Before the search, which would take forever.
+    _check_not_too_large(BatchStage(epoch, first.per_gpu_batch, min_micro_batches), entry)
     micro_batches = next(
         number for number in range(min_micro_batches, total + 1) if total % number == 0
     )
-    return BatchStage(epoch, total // micro_batches, micro_batches)
+    stage = BatchStage(epoch, total // micro_batches, micro_batches)
+    _check_not_too_large(stage, entry)
+    return stage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,6 +237,8 @@ def _parse_size(entry: str) -> tuple[int, int]:
     epoch, pixels = (int(text) for text in match.groups())
     if pixels < _MIN_PIXELS:
         raise ValueError(f"{entry!r}: an image needs at least {_MIN_PIXELS} pixels")
+    if pixels > MAX_PIXELS:
+        raise ValueError(f"{entry!r}: an image has at most {MAX_PIXELS} pixels")
     return epoch, pixels
 
 

@@ -34,6 +34,7 @@ from hybrid_imagenet.errors import (
 from hybrid_imagenet.models import keras_families
 from hybrid_imagenet.options import SPELLING, normalize_flag
 from hybrid_imagenet.resilience import interrupts
+from hybrid_imagenet.schedules.batch_schedule import MAX_PIXELS
 
 if TYPE_CHECKING:
     from hybrid_imagenet.checkpoints.pretrained import TrainedNetwork
@@ -265,7 +266,7 @@ def add_network_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--image_size",
-        type=positive_int,
+        type=positive_int_up_to(MAX_PIXELS),
         metavar="PIXELS",
         help=(
             "height and width of the network's input (default: as in training; 224 for"
@@ -370,6 +371,13 @@ non_negative_int = _number_type(int, lambda value: value >= 0, "a whole number o
 positive_int = _number_type(int, lambda value: value >= 1, "a whole number of at least 1")
 positive_float = _number_type(float, lambda value: 0 < value < math.inf, "a number above 0")
 fraction = _number_type(float, lambda value: 0 < value <= 1, "a number above 0 and at most 1")
+
+
+def positive_int_up_to(maximum: int) -> Callable[[str], Any]:
+    """Returns an argparse type for whole numbers from 1 to a maximum."""
+    return _number_type(
+        int, lambda value: 1 <= value <= maximum, f"a whole number from 1 to {maximum}"
+    )
 
 
 _NUMBER_TYPES = (

@@ -25,6 +25,7 @@ from hybrid_imagenet.data import DatasetRequest, listing
 from hybrid_imagenet.errors import SharedError, UserError, pluralize, printable
 from hybrid_imagenet.resilience import lossy_stream
 from hybrid_imagenet.runlog.summary import is_top5_meaningful
+from hybrid_imagenet.schedules.batch_schedule import MAX_BATCH
 from hybrid_imagenet.tools import command_line
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def _parser() -> command_line.Parser:
     )
     parser.add_argument(
         "--per_gpu_batch",
-        type=command_line.positive_int,
+        type=command_line.positive_int_up_to(MAX_BATCH),
         default=64,
         metavar="IMAGES",
         help="images per rank and step (default: %(default)s)",

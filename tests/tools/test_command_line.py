@@ -77,6 +77,11 @@ WRONG_COMMAND_LINES = (
     ("evaluate --datset=digits", "There is no option --datset (did you mean --dataset?)."),
     ("evaluate none --dataset=digits", "none does not exist. Pass a checkpoint"),
     ("evaluate empty --dataset=digits", "empty has no usable checkpoint"),
+    (
+        "evaluate runs/a --image_size=8193",
+        "--image_size=8193 is not valid. Use a whole number from",
+    ),
+    ("evaluate runs/a --per_gpu_batch=65537", "=65537 is not valid. Use a whole number from 1 to"),
     ("predict runs/a", "IMAGE is missing. See hybrid-imagenet predict --help."),
     ("predict runs/a x.png --top=0", "--top=0 is not valid. Use a whole number of at least 1."),
     ("export", "RUN and --to=FILE are missing. See hybrid-imagenet export --help."),
