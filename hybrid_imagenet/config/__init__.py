@@ -63,6 +63,12 @@ _OPTIONS_BEFORE_CHOICES = {
 # flag.
 _PRINT_ALL = "--print_config=all"
 
+PATH_FLAGS = ("run_dir", "data_dir", "data_cache_dir", "init_from")
+"""Flags whose value must not be empty on the command line.
+
+A script that writes --run_dir=$DIRECTORY without this variable would use another directory.
+"""
+
 # A resumed run may have options that it does not use.
 _ORIGINS_OF_RESUMED_RUN = (Origin.RUN, Origin.EARLIER_START, Origin.BATCH, Origin.DEFAULT)
 
@@ -239,6 +245,8 @@ def _parse_requested(arguments: Sequence[str], before: Sequence[str]) -> _Reques
         (Origin.COMMAND_LINE, from_command),
     ):
         for name, text in parse_arguments(words, _OPTIONS_BEFORE_CHOICES).items():
+            if not text and name in PATH_FLAGS and origin is Origin.COMMAND_LINE:
+                raise UserError(f"--{name} has no value. Write --{name}=PATH, or omit the flag.")
             values[name] = parse_value(name, text, _OPTIONS_BEFORE_CHOICES[name])
             origins[name] = origin
     return _RequestedFlags(values, origins, has_flagfile=bool(from_files))

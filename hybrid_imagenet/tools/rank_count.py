@@ -45,7 +45,7 @@ def choose(
     Raises:
       UserError: if the options contradict each other, or the GPUs of a host cannot be counted.
     """
-    if host_list:
+    if host_list is not None:
         slots = host_facts.parse_hosts(host_list, _UNKNOWN_SLOTS)
     else:
         slots = {"localhost": _UNKNOWN_SLOTS}

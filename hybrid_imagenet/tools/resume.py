@@ -18,6 +18,7 @@ from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.options import Origin, normalize_flag, parse_arguments, parse_value
 from hybrid_imagenet.schedules.training_schedule import FIXED_SCHEDULES, FLAGS_IGNORED_BY_FIXED
 from hybrid_imagenet.tools import command_line
+from hybrid_imagenet.tools.doctor import host_facts
 from hybrid_imagenet.tools.run import format_slots
 
 # The origins of values that a person has set. All other values follow from these.
@@ -41,8 +42,11 @@ def main(arguments: Sequence[str]) -> None:
     own_words, training_flags = _split_arguments(arguments)
     options = _parser().parse_args(own_words)
     command_line.check_run(options.run)
+    if options.hosts is not None:
+        # Only to raise the errors that `run` would raise.
+        host_facts.parse_hosts(options.hosts)
     config = stored.read(options.run)
-    command = resume_command(options.run, config, training_flags, options.np, options.hosts)
+    command = resume_command(options.run, config, training_flags, options.np, options.hosts or "")
     changes = describe_changes(config["flags"], training_flags)
     for line in changes:
         command_line.print_escaped(f"changed: {line}", stream=sys.stderr)
@@ -77,7 +81,6 @@ def _parser() -> command_line.Parser:
     parser.add_argument(
         "-H",
         "--hosts",
-        default="",
         metavar="HOST:SLOTS,...",
         help="hosts with the number of ranks on each (default: as in the run)",
     )
@@ -213,6 +216,9 @@ def _kept_flags(config: Mapping[str, Any], replaced_names: set[str]) -> list[str
     kept_flags = []
     for name, value in flags.items():
         is_set_by_user = origins.get(name) in _USER_ORIGINS
+        if value is None and name in configuration.PATH_FLAGS:
+            # A flag file may have it without a value, the command line may not.
+            continue
         if is_set_by_user and name in configuration.OPTIONS and name not in ignored_names:
             kept_flags.append(_format_flag(name, value))
     if not {"recipe", "flagfile"} & replaced_names and origins.get("recipe") not in _USER_ORIGINS:

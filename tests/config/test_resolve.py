@@ -60,10 +60,10 @@ def test_resolve_negates_a_boolean_flag_with_and_without_a_dash(word):
 
 def test_resolve_converts_values_to_the_types_of_flags():
     resolved = config.resolve(
-        ["--target_top1=.5,0.6", "--run_dir=", "--stop_at_top1=0.7", "--resume=true"]
+        ["--target_top1=.5,0.6", "--eval_batch=", "--stop_at_top1=0.7", "--resume=true"]
     )
     assert resolved.evaluation.target_top1 == (0.5, 0.6)
-    assert resolved.run.run_dir is None
+    assert resolved.evaluation.eval_batch is None
     assert resolved.run.stop_at_top1 == 0.7
     assert resolved.run.resume is True
 
@@ -100,6 +100,10 @@ RANDOM = ("--random_batch=8", "--sync_batch_norm")
             ["--batch_schedule=3:*99999999", "--batch_growth=accumulation"],
             ["'3:*99999999'", "65536 micro-batches"],
         ),
+        (["--run_dir="], ["--run_dir has no value. Write --run_dir=PATH, or omit the flag."]),
+        (["--data-dir="], ["--data_dir has no value."]),
+        (["--data_cache_dir="], ["--data_cache_dir has no value."]),
+        (["--init_from="], ["--init_from has no value."]),
         (["--model=resnet5"], ["--model=resnet5", "did you mean resnet50"]),
         (["--resume=perhaps"], ["--resume=perhaps"]),
         (["words"], ["Unexpected argument: words.", "--name=value"]),

@@ -65,6 +65,8 @@ WRONG_COMMAND_LINES = (
     ("run --ssh_port", "--ssh_port has no value. Write --ssh_port=PORT."),
     ("run runs", "runs is neither an option of run nor a script, whose name ends in .py. Write"),
     ("run -H a:b", "-H a:b is not valid: 'a:b' is not HOST or HOST:SLOTS. Write HOST:SLOTS,..."),
+    ("run --hosts= -- --epochs=1", "-H has no value. Write -H HOST:SLOTS,..., or omit -H."),
+    ("resume runs/a --hosts=", "-H has no value. Write -H HOST:SLOTS,..., or omit -H."),
     ("resume", "RUN is missing. See hybrid-imagenet resume --help."),
     ("resume none", "none is not a directory. Pass the directory of a run."),
     ("resume runs", "runs is not a run, because it has no config.json. List the runs in it with"),

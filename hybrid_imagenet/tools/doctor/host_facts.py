@@ -43,8 +43,11 @@ def parse_hosts(text: str, default_slots: int = 1) -> dict[str, int]:
       default_slots: slots of a host without `:SLOTS`.
 
     Raises:
-      UserError: for an invalid name, or one that is listed twice.
+      UserError: for an empty list, an invalid name, or one that is listed twice.
     """
+    if not text.strip():
+        # A script may pass a variable that is not set.
+        raise UserError("-H has no value. Write -H HOST:SLOTS,..., or omit -H.")
     slots: dict[str, int] = {}
     for word in text.split(","):
         try:
