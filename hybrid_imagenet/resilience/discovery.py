@@ -10,6 +10,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import functools
+import ipaddress
 import os
 import re
 import shlex
@@ -173,8 +174,21 @@ def parse_host(word: str, default_slots: int) -> tuple[str, int]:
     """
     match = _HOST.fullmatch(word)
     if match is None:
-        raise ValueError(f"'{word[:60]}' is not HOST or HOST:SLOTS")
+        problem = "is not HOST or HOST:SLOTS"
+        if _is_ipv6_address(word):
+            problem = "is an IPv6 address, which is not supported. Use a name or an IPv4 address"
+        raise ValueError(f"'{word[:60]}' {problem}")
     return match[2], int(match[3] or default_slots)
+
+
+def _is_ipv6_address(word: str) -> bool:
+    """Returns whether a word is ADDRESS, [ADDRESS] or [ADDRESS]:SLOTS."""
+    bracketed = re.fullmatch(r"\[(.*)\](:\d+)?", word)
+    try:
+        ipaddress.IPv6Address(bracketed[1] if bracketed else word)
+    except ValueError:
+        return False
+    return True
 
 
 def _script_output(words: list[str], limit: float) -> str:

@@ -65,6 +65,14 @@ WRONG_COMMAND_LINES = (
     ("run --ssh_port", "--ssh_port has no value. Write --ssh_port=PORT."),
     ("run runs", "runs is neither an option of run nor a script, whose name ends in .py. Write"),
     ("run -H a:b", "-H a:b is not valid: 'a:b' is not HOST or HOST:SLOTS. Write HOST:SLOTS,..."),
+    (
+        "run -H [::1]:2",
+        "'[::1]:2' is an IPv6 address, which is not supported. Use a name or an IPv4",
+    ),
+    (
+        "run -H fe80::1",
+        "'fe80::1' is an IPv6 address, which is not supported. Use a name or an IPv4",
+    ),
     ("run --hosts= -- --epochs=1", "-H has no value. Write -H HOST:SLOTS,..., or omit -H."),
     ("resume runs/a --hosts=", "-H has no value. Write -H HOST:SLOTS,..., or omit -H."),
     ("resume", "RUN is missing. See hybrid-imagenet resume --help."),
