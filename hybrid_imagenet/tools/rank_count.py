@@ -8,9 +8,8 @@ from typing import NamedTuple
 from hybrid_imagenet.comm import gpus
 from hybrid_imagenet.errors import UserError, pluralize
 from hybrid_imagenet.tools.doctor import host_facts
+from hybrid_imagenet.tools.host_list import UNKNOWN_SLOTS, HostList
 
-# Slots of a host that was named without them.
-_UNKNOWN_SLOTS = 0
 _ONE_FOR_EACH_GPU = "one for each visible GPU"
 
 
@@ -29,9 +28,9 @@ class RankCount(NamedTuple):
 
 
 def choose(
-    total: int | None, per_host: int | None, host_list: str | None, ssh_port: int | None = None
+    total: int | None, per_host: int | None, hosts: HostList | None, ssh_port: int | None = None
 ) -> RankCount:
-    """Chooses the ranks of a job from `-np`, `--nproc_per_node` and `-H`.
+    """Chooses the ranks of a job from `-np`, `--nproc_per_node` and its hosts.
 
     Without the first two, a host that was named without slots gets one rank for each of its visible
     GPUs.
@@ -39,26 +38,25 @@ def choose(
     Args:
       total: `-np`, or None.
       per_host: `--nproc_per_node`, or None.
-      host_list: `-H`, as `HOST:SLOTS,...`, or None for this host.
+      hosts: hosts of the job, or None for this host.
       ssh_port: port of sshd on the other hosts, which are asked for their GPUs.
 
     Raises:
       UserError: if the options contradict each other, or the GPUs of a host cannot be counted.
     """
-    if host_list is not None:
-        slots = host_facts.parse_hosts(host_list, _UNKNOWN_SLOTS)
-    else:
-        slots = {"localhost": _UNKNOWN_SLOTS}
+    if hosts is None:
+        hosts = HostList({"localhost": UNKNOWN_SLOTS})
+    slots = dict(hosts.slots)
     if per_host is not None:
-        return _same_on_each_host(total, per_host, slots)
-    hosts_without_slots = [name for name, count in slots.items() if count == _UNKNOWN_SLOTS]
+        return _same_on_each_host(total, per_host, hosts)
+    hosts_without_slots = [name for name, count in slots.items() if count == UNKNOWN_SLOTS]
     if not hosts_without_slots:
         return RankCount(total or sum(slots.values()), slots)
     if total is not None:
         _distribute(total - sum(slots.values()), hosts_without_slots, slots)
         return RankCount(total, slots)
     reasons = []
-    counts = _count_by_gpus(hosts_without_slots, ssh_port)
+    counts = _count_by_gpus(hosts_without_slots, hosts.source, ssh_port)
     for name, (count, reason) in zip(hosts_without_slots, counts, strict=True):
         slots[name] = count
         reasons.append(reason)
@@ -76,23 +74,27 @@ def _distribute(ranks: int, names: Sequence[str], slots: dict[str, int]) -> None
         ranks_left -= slots[name]
 
 
-def _same_on_each_host(total: int | None, per_host: int, slots: dict[str, int]) -> RankCount:
-    for name, count in slots.items():
-        if count not in (_UNKNOWN_SLOTS, per_host):
+def _same_on_each_host(total: int | None, per_host: int, hosts: HostList) -> RankCount:
+    for name, count in hosts.slots.items():
+        # A scheduler's slots are a default, which the user may replace.
+        if count not in (UNKNOWN_SLOTS, per_host) and not hosts.is_allocation:
             raise UserError(
-                f"--nproc_per_node={per_host} and -H {name}:{count} contradict each other. Use one"
-                " of them."
+                f"--nproc_per_node={per_host} and {hosts.source} {name}:{count} contradict each"
+                " other. Use one of them."
             )
-    product = per_host * len(slots)
+    num_hosts = len(hosts.slots)
+    product = per_host * num_hosts
     if total not in (None, product):
         raise UserError(
             f"-np {total} and --nproc_per_node={per_host} contradict each other: "
-            f"{per_host} on each of {pluralize(len(slots), 'host')} is {product}. Use one of them."
+            f"{per_host} on each of {pluralize(num_hosts, 'host')} is {product}. Use one of them."
         )
-    return RankCount(product, dict.fromkeys(slots, per_host))
+    return RankCount(product, dict.fromkeys(hosts.slots, per_host))
 
 
-def _count_by_gpus(names: Sequence[str], ssh_port: int | None) -> list[tuple[int, str]]:
+def _count_by_gpus(
+    names: Sequence[str], source: str, ssh_port: int | None
+) -> list[tuple[int, str]]:
     """Returns the number of ranks for each host, from its visible GPUs, with the reason.
 
     Raises:
@@ -108,8 +110,9 @@ def _count_by_gpus(names: Sequence[str], ssh_port: int | None) -> list[tuple[int
         facts = answers[name]
         if isinstance(facts, host_facts.UnreachableError):
             raise UserError(
-                f"-H {name}: the GPUs of this host cannot be counted ({facts}). "
-                f"Write the number of its ranks after a colon, as in {name}:8."
+                f"{source} {name}: the GPUs of this host cannot be counted ({facts}). "
+                f"Write the number of its ranks after a colon, as in {name}:8, or set"
+                " --nproc_per_node."
             )
         build = facts["build"] or {}
         counts.append(_ranks_for(len(facts["gpus"]), bool(build.get("is_cuda_build"))))

@@ -44,7 +44,7 @@ from hybrid_imagenet.resilience.exit_code import JOB_VARIABLE
 from hybrid_imagenet.resilience.restarts import RestartLoop, RestartPolicy
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
 from hybrid_imagenet.runlog import run_dir as run_directories
-from hybrid_imagenet.tools import command_line, host_limits, mpirun, rank_count
+from hybrid_imagenet.tools import command_line, host_limits, host_list, mpirun, rank_count
 from hybrid_imagenet.tools.command_line import Parser, print_escaped
 from hybrid_imagenet.tools.doctor import host_facts
 from hybrid_imagenet.training import preflight
@@ -281,8 +281,14 @@ def _parser() -> Parser:
         metavar="HOST:SLOTS,...",
         help=(
             "hosts with the number of ranks on each; without :SLOTS, one rank for each GPU of the"
-            " host, or -np divided over the hosts (default: this host)"
+            " host, or -np divided over the hosts (default: the hosts of a job of PBS, LSF or"
+            " Slurm, or else this host)"
         ),
+    )
+    parser.add_argument(
+        "--hostfile",
+        metavar="FILE",
+        help="file with a HOST, HOST:SLOTS or HOST slots=N in each line, instead of -H",
     )
     parser.add_argument(
         "--network_interfaces",
@@ -367,7 +373,11 @@ def _parse_ranks_per_host(text: str) -> int | None:
 
 
 def _check_options(options: argparse.Namespace) -> None:
-    """Checks the options; sets `np`, `min_np` and `hosts`, and the `reason` for the rank count."""
+    """Checks the options, and sets what follows from them.
+
+    These are `np`, `min_np`, `hosts`, the `reason` for the rank count, and the `host_source`, which
+    is "" for -H and for this host.
+    """
     _check_range("-np ", options.np, 1, _MAX_RANKS)
     _check_range("--nproc_per_node=", options.nproc_per_node, 1, _MAX_RANKS)
     _check_range("--ssh_port=", options.ssh_port, 1, _MAX_PORT)
@@ -382,11 +392,15 @@ def _check_options(options: argparse.Namespace) -> None:
     if options.host_discovery_script:
         _check_host_discovery(options)
     _check_range("--max_restarts=", options.max_restarts, 0, _MAX_RESTARTS)
+    hosts = None
+    if not options.host_discovery_script:
+        hosts = host_list.read(options.hosts, options.hostfile, os.environ)
+    options.host_source = "" if hosts is None or options.hosts else hosts.source
     options.np, slots, options.reason = rank_count.choose(
-        options.np, options.nproc_per_node, options.hosts, options.ssh_port
+        options.np, options.nproc_per_node, hosts, options.ssh_port
     )
     if not options.host_discovery_script and options.np > sum(slots.values()):
-        raise UserError(_too_few_slots_message(options.np, slots))
+        raise UserError(_too_few_slots_message(options.np, slots, options.host_source))
     if options.min_np is None:
         options.min_np = 1
     if not 1 <= options.min_np <= options.np:
@@ -430,10 +444,12 @@ def _check_range(flag: str, value: int | None, minimum: int, maximum: int) -> No
 
 
 def _check_host_discovery(options: argparse.Namespace) -> None:
-    if options.hosts:
-        raise UserError(
-            "-H and --host_discovery_script both set the hosts of the ranks. Use one of them."
-        )
+    for name, value in (("-H", options.hosts), ("--hostfile", options.hostfile)):
+        if value:
+            raise UserError(
+                f"{name} and --host_discovery_script both set the hosts of the ranks. Use one of"
+                " them."
+            )
     # Only to check that the words can be split as in a shell, before anything starts.
     discovery.list_by_script(options.host_discovery_script)
     if options.np is None:
@@ -452,12 +468,13 @@ def format_slots(slots: Mapping[str, int]) -> str:
     return ",".join(f"{name}:{count}" for name, count in slots.items())
 
 
-def _too_few_slots_message(ranks: int, slots: Mapping[str, int]) -> str:
+def _too_few_slots_message(ranks: int, slots: Mapping[str, int], source: str) -> str:
     available = sum(slots.values())
     ranks_per_host = -(-ranks // len(slots))
     enough_slots = {name: max(ranks_per_host, count) for name, count in slots.items()}
+    hosts = f"{source} ({format_slots(slots)})" if source else f"-H {format_slots(slots)}"
     return (
-        f"-np {ranks} needs {ranks} slots, but -H {format_slots(slots)} has {available}. Use"
+        f"-np {ranks} needs {ranks} slots, but {hosts} has {available}. Use"
         f" -np {available}, or -H {format_slots(enough_slots)} for {ranks} ranks."
     )
 
@@ -576,12 +593,14 @@ def mpirun_command(
 def _print_start(options: argparse.Namespace, config: RunConfig | None) -> None:
     """Prints how many ranks start, why, and where; rank 0 prints the title of the run.
 
-    A script whose number of ranks you have set prints its own lines only.
+    A script whose number of ranks and hosts you have set prints its own lines only.
     """
-    if config is None and not options.reason:
+    if config is None and not options.reason and not options.host_source:
         return
     reason = f", {options.reason}" if options.reason else ""
     hosts = options.host_discovery_script or options.hosts
+    if options.host_source:
+        hosts += f" from {options.host_source}"
     print_escaped(
         f"starting {pluralize(options.np, 'rank')}{reason} ({hosts}) ...", stream=sys.stderr
     )

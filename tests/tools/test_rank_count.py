@@ -6,7 +6,7 @@ import pytest
 
 from hybrid_imagenet.comm import gpus
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.tools import rank_count, run
+from hybrid_imagenet.tools import host_list, rank_count, run
 from hybrid_imagenet.tools.doctor import host_facts
 
 DIGITS = ("--dataset=digits", "--augmentation=digits")
@@ -114,7 +114,7 @@ def test_options_of_run_that_contradict_each_other_are_rejected(words, text, eig
 
 def test_choose_counts_the_gpus_of_other_hosts_without_slots(eight_gpus, monkeypatch):
     monkeypatch.setattr(host_facts, "query_hosts", stub_query_hosts(far=4, cpu=0))
-    count = rank_count.choose(None, None, "localhost,far,cpu,known:2")
+    count = rank_count.choose(None, None, host_list.read("localhost,far,cpu,known:2", None, {}))
     assert count.slots == {"localhost": 8, "far": 4, "cpu": 1, "known": 2}
     assert (count.total, count.reason) == (15, "one for each visible GPU")
 
@@ -122,7 +122,7 @@ def test_choose_counts_the_gpus_of_other_hosts_without_slots(eight_gpus, monkeyp
 def test_choose_rejects_a_host_whose_gpus_cannot_be_counted(monkeypatch):
     monkeypatch.setattr(host_facts, "query_hosts", stub_query_hosts(far=None))
     with pytest.raises(UserError, match=r"cannot be counted \(ssh failed: no route\).*as in far:8"):
-        rank_count.choose(None, None, "far")
+        rank_count.choose(None, None, host_list.read("far", None, {}))
 
 
 @pytest.mark.parametrize(

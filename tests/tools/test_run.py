@@ -35,6 +35,12 @@ DIGITS = ("--dataset=digits", "--augmentation=digits")
             ["--host-discovery-script", "h", "-H", "a"],
             "both set the hosts of the ranks. Use one of them.",
         ),
+        (
+            ["--host_discovery_script=h", "--hostfile=h"],
+            "--hostfile and --host_discovery_script both set the hosts of the ranks.",
+        ),
+        (["-H", "a", "--hostfile=h"], "-H and --hostfile both set the hosts of the ranks."),
+        (["--hostfile=nowhere", "--", *DIGITS], "--hostfile=nowhere cannot be read (No such file"),
         (["-np", "1", "--host-discovery-script", "h 'a", "--", *DIGITS], "No closing quotation"),
         (["-np", "2", "nowhere.py"], "The script nowhere.py does not exist."),
         (
