@@ -49,6 +49,20 @@ def check(interface: str = "") -> None:
     _check_temporary_directory()
 
 
+def has_shared_memory(ranks: int) -> bool:
+    """Returns whether these ranks can exchange messages through /dev/shm alone.
+
+    Open MPI creates a file for each rank there. If it cannot, the ranks need TCP.
+    """
+    directory = "/dev/shm"
+    try:
+        status = os.statvfs(directory)
+    except OSError:
+        return False
+    free_bytes = status.f_bavail * status.f_frsize
+    return os.access(directory, os.W_OK) and free_bytes >= ranks * MIN_FILE_BYTES
+
+
 def _check_temporary_directory() -> None:
     """Raises UserError if Open MPI cannot create its directory.
 

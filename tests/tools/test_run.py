@@ -10,7 +10,7 @@ import pytest
 
 from hybrid_imagenet import files
 from hybrid_imagenet.tools import run
-from tests.ranks import ROOT
+from tests.ranks import ROOT, environment
 from tests.support import processes, program
 
 DIGITS = ("--dataset=digits", "--augmentation=digits")
@@ -311,3 +311,51 @@ def test_run_script_runs_on_every_rank(tmp_path):
     assert sorted(result.stdout.splitlines()) == [
         f"{rank} ['--epochs=3', '--', '-x']" for rank in range(2)
     ]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "has_memory", "transports"),
+    [
+        ("localhost:2", True, "^openib,tcp"),
+        ("localhost:2", False, "^openib"),
+        ("localhost:1,other:1", True, "^openib"),
+    ],
+)
+def test_mpirun_command_excludes_tcp_if_ranks_share_memory(
+    hosts, has_memory, transports, monkeypatch, capfd
+):
+    monkeypatch.setattr(run.host_limits, "has_shared_memory", lambda ranks: has_memory)
+    assert run.main(["-H", hosts, "--dry_run", "--", *DIGITS]) == 0
+    command = shlex.split(capfd.readouterr().out)
+    assert command[command.index("btl") + 1] == transports
+
+
+PRINT_LISTENING = """
+import os, pathlib
+import numpy
+from mpi4py import MPI
+
+# More than fits into one message of shared memory.
+total = MPI.COMM_WORLD.allreduce(numpy.ones(1 << 20))
+inodes = {os.readlink(f) for f in pathlib.Path("/proc/self/fd").iterdir() if f.is_symlink()}
+listening = []
+for name in ("tcp", "tcp6"):
+    path = pathlib.Path("/proc/self/net", name)
+    for line in path.read_text().splitlines()[1:] if path.exists() else []:
+        words = line.split()
+        # State 0A is LISTEN.
+        if words[3] == "0A" and f"socket:[{words[9]}]" in inodes:
+            listening.append(words[1])
+# One write, so that the lines of the ranks do not mix.
+os.write(1, f"sum {total.min()} {total.max()} listening {listening}\\n".encode())
+"""
+
+
+def test_ranks_of_one_host_sum_without_a_listening_tcp_port(tmp_path):
+    pytest.importorskip("mpi4py")
+    script = tmp_path / "ports.py"
+    script.write_text(PRINT_LISTENING)
+    command = [sys.executable, "-m", "hybrid_imagenet", "run", "-np", "2", str(script)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment())
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == ["sum 2.0 2.0 listening []"] * 2
