@@ -55,11 +55,11 @@ def read(hosts: str | None, hostfile: str | None, environ: Mapping[str, str]) ->
     Raises:
       UserError: if both options are set, or a list cannot be read.
     """
-    if hosts and hostfile:
+    if hosts is not None and hostfile is not None:
         raise UserError("-H and --hostfile both set the hosts of the ranks. Use one of them.")
-    if hosts:
+    if hosts is not None:
         return HostList(host_facts.parse_hosts(hosts, UNKNOWN_SLOTS))
-    if hostfile:
+    if hostfile is not None:
         source = f"--hostfile={hostfile}"
         return HostList(_read_file(hostfile, source), source)
     allocation = _read_allocation(environ)
