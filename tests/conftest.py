@@ -11,6 +11,7 @@ import pytest
 from hybrid_imagenet.comm.environment import choose_onednn
 from hybrid_imagenet.comm.process import ENGINE_VARIABLE
 from hybrid_imagenet.resilience.stop_signals import REQUESTS, SIGNALS
+from hybrid_imagenet.training.preflight import CHECKED_VARIABLE
 from tests.ranks import HOROVODRUN, Pool
 from tests.support import program
 
@@ -40,6 +41,12 @@ def process_state_is_restored():
     before = _process_state()
     yield
     assert _process_state() == before
+
+
+@pytest.fixture(autouse=True)
+def _flags_are_not_checked_yet(monkeypatch):
+    """Undoes what `hybrid-imagenet run` sets for its ranks if a test calls it in this process."""
+    monkeypatch.setenv(CHECKED_VARIABLE, "")
 
 
 @pytest.fixture(scope="session")
