@@ -44,8 +44,11 @@ def process_state_is_restored():
 
 
 @pytest.fixture(autouse=True)
-def _flags_are_not_checked_yet(monkeypatch):
-    """Undoes what `hybrid-imagenet run` sets for its ranks if a test calls it in this process."""
+def _flags_are_not_checked_yet(process_state_is_restored, monkeypatch):
+    """Undoes what `hybrid-imagenet run` sets for its ranks if a test calls it in this process.
+
+    It follows `process_state_is_restored`, which must see what `monkeypatch` has undone.
+    """
     monkeypatch.setenv(CHECKED_VARIABLE, "")
 
 
