@@ -107,7 +107,7 @@ def regression(place: Place, rate: float, *, target: float = 1.0, spikes: bool =
 
 
 def residual_network(place: Place) -> Result:
-    """Trains two residual blocks, whose normalizations are synchronized."""
+    """Trains a ResNet-8, whose normalizations are synchronized."""
 
     def normalized(x, filters, stride=1):
         x = layers.Conv2D(filters, 3, stride, "same", use_bias=False)(x)
@@ -115,7 +115,7 @@ def residual_network(place: Place) -> Result:
 
     inputs = keras.Input((8, 8, 3))
     x = ops.relu(normalized(inputs, 4))
-    for filters, stride in ((4, 1), (8, 2)):
+    for filters, stride in ((4, 1), (8, 2), (16, 2)):
         shortcut = x if stride == 1 else normalized(x, filters, stride)
         branch = normalized(ops.relu(normalized(x, filters, stride)), filters)
         x = ops.relu(shortcut + branch)
