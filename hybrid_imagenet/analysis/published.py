@@ -118,7 +118,7 @@ class GpuSpeed:
 
 
 def _gpu_speed(row: Mapping[str, Any]) -> GpuSpeed:
-    """Returns a row of `published.json`, whose speed is that of all GPUs, for one GPU."""
+    """Returns a row of `published.json` with the speed of one GPU instead of all GPUs."""
     return GpuSpeed(
         source=row["source"],
         gpu=row["gpu"],

@@ -500,7 +500,7 @@ def training_step(
     from hybrid_imagenet.data import augmentations, datasets
     from hybrid_imagenet.training import build
 
-    # The step is that of a training on ImageNet.
+    # Use the step of a training on ImageNet.
     images = datasets.source_type("imagenet2012").train_images
     assert images is not None
     config = defaults.decide_xla(config, images, precision)
