@@ -29,7 +29,7 @@ from studies.handover import HANDOVER, HANDOVER_256
 from studies.optimizers import OPTIMIZERS_BY_BATCH
 from studies.questions import ACCURACY_BY_BATCH, WARMUP_METHOD
 from studies.rate_curves import RATE_CURVES
-from studies.records import Records
+from studies.recorded_runs import Records
 from studies.results import ArmResults
 from studies.short_parts import SHORT_PARTS
 from studies.trial_runs import Cell

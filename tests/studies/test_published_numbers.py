@@ -8,7 +8,7 @@ import re
 import pytest
 
 from hybrid_imagenet.schedules import mlperf
-from studies import command, records, results, statistics
+from studies import command, recorded_runs, results, statistics
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAGES = {"README.md": ROOT / "README.md", "studies": ROOT / "docs" / "studies" / "README.md"}
@@ -98,7 +98,9 @@ def test_seeds_that_would_decide_a_claim_follow_from_the_runs(name):
         rows = list(csv.DictReader(file))
     arms = []
     for arm in study.arms:
-        of_arm = {int(row["seed"]): records._result(row) for row in rows if row["arm"] == arm.name}
+        of_arm = {
+            int(row["seed"]): recorded_runs._result(row) for row in rows if row["arm"] == arm.name
+        }
         arms.append(results.ArmResults(arm, of_arm, target=0.8))
     seeds = {str(verdict.seeds) for verdict in results.verdicts(study, arms)}
     open_claims = PAGES["studies"].read_text().partition("## What is open")[2]

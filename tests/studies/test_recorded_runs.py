@@ -4,7 +4,7 @@ import pytest
 
 from hybrid_imagenet.errors import UserError
 from studies import trial_runs
-from studies.records import Records
+from studies.recorded_runs import Records
 
 HEADER = "study,arm,seed,status,val_top1,epochs_to_target,val_top1_by_epoch,flags,reason\n"
 
