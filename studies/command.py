@@ -79,7 +79,7 @@ def _parser() -> command_line.Parser:
     )
     parser.add_argument(
         "--records",
-        help="directory with CSV files of studies, such as docs/studies: runs in them with equal"
+        help="directory with CSV files of studies, such as studies/records: runs in them with equal"
         " flags are not run again",
     )
     parser.add_argument(

@@ -1,8 +1,8 @@
-"""Derives the table and the figure of docs/studies/hal.md from the HAL benchmark's own records.
+"""Derives the table and the figure of studies/records/hal.md from the HAL benchmark's own records.
 
 These are the records of eleven ImageNet runs.
 
-    python -m studies.hal_records RECORDS.csv [--results=docs/studies]
+    python -m studies.hal_records RECORDS.csv [--results=studies/records]
 
 RECORDS.csv has a row for each run and epoch: gpus, per_gpu_batch, epoch (from 1), train_top1,
 val_top1, val_top5 (all in percent) and images_per_second. The records are in TensorBoard files that
@@ -149,7 +149,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "records", type=pathlib.Path, help="the records, one row for each run and epoch"
     )
     parser.add_argument(
-        "--results", type=pathlib.Path, default=pathlib.Path("docs/studies"), help="(%(default)s)"
+        "--results",
+        type=pathlib.Path,
+        default=pathlib.Path("studies/records"),
+        help="(%(default)s)",
     )
     options = parser.parse_args(arguments)
     try:

@@ -33,7 +33,12 @@ PAGES = [
     for name in ("tutorial-own-images", "tutorial-imagenet", "tuning", "faq", "glossary")
 ]
 ALL_PAGES = sorted(
-    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")]
+    [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "examples").glob("*.md"),
+        *(ROOT / "studies" / "records").glob("*.md"),
+    ]
 )
 PARSERS = {
     "train": config.resolve,

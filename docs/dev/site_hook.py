@@ -1,8 +1,8 @@
 """Prepares the pages of the site, as a hook of mkdocs.
 
 The site also shows pages that are outside docs/, such as README.md. Their links, and links from
-docs/ to files outside it, are changed so that they work on the site. Nothing here imports the
-package.
+docs/ to files outside it, are changed so that they work on the site. Pictures of such a file are
+copied to the site. Nothing here imports the package.
 """
 
 import posixpath
@@ -21,7 +21,12 @@ PAGES = {
     "from_horovod_keras.md": "examples/from_horovod_keras.md",
     "tests.md": "tests/README.md",
 }
-_PAGE_BY_SOURCE = {source: page for page, source in PAGES.items()}
+# By picture of the site: its file in the checkout, outside docs/.
+PICTURES = {
+    "studies/figure-3-1.png": "studies/records/figure-3-1.png",
+    "studies/optimizers-by-batch.png": "studies/records/optimizers-by-batch.png",
+}
+_SITE_PATH_BY_SOURCE = {source: path for path, source in {**PAGES, **PICTURES}.items()}
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 
 
@@ -35,30 +40,37 @@ def on_config(config):
 
 
 def on_files(files, config):
-    """Adds the pages that are outside docs/."""
+    """Adds the pages and pictures that are outside docs/."""
     from mkdocs.structure.files import File
 
     for page, source in PAGES.items():
-        content = linked((ROOT / source).read_text(encoding="utf-8"), source, page)
+        text = (ROOT / source).read_text(encoding="utf-8")
+        content = linked(text, source, page, config.repo_url)
         files.append(File.generated(config, page, content=content))
+    for picture, source in PICTURES.items():
+        files.append(File.generated(config, picture, abs_src_path=str(ROOT / source)))
     return files
 
 
 def on_page_markdown(markdown, page, config, files):
     """Changes the links of a page in docs/ that lead out of it."""
     source = page.file.src_uri
-    return markdown if source in PAGES else linked(markdown, f"docs/{source}", source)
+    if source in PAGES:
+        return markdown
+    return linked(markdown, f"docs/{source}", source, config.repo_url)
 
 
-def linked(text, source, page):
+def linked(text, source, page, repository):
     """Returns Markdown whose links work on the site.
 
-    Links to files that are not pages become plain text.
+    Links to files that are not on the site lead to the repository. While it has no address, they
+    become plain text.
 
     Args:
       text: Markdown.
       source: its path in the checkout, from which its links lead.
       page: its path on the site.
+      repository: address of the repository; None or empty if it has none.
     """
 
     def link(match):
@@ -67,10 +79,15 @@ def linked(text, source, page):
             # The site requests no images from other servers.
             return f"`{words}`" if image else match[0]
         path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
-        if path in _PAGE_BY_SOURCE:
-            path = f"docs/{_PAGE_BY_SOURCE[path]}"
+        if path in _SITE_PATH_BY_SOURCE:
+            path = f"docs/{_SITE_PATH_BY_SOURCE[path]}"
         if not path.startswith("docs/"):
-            return f"`{words.strip('`')}`" if not words.startswith("![") else words
+            if words.startswith("!["):
+                return words
+            if repository and not image:
+                return f"[{words}]({repository.rstrip('/')}/blob/HEAD/{path}{anchor or ''})"
+            names_the_file = posixpath.basename(path) in words
+            return f"`{words.strip('`')}`" if names_the_file else words
         target = posixpath.relpath(path[5:], posixpath.dirname(page) or ".")
         return f"{image}[{words}]({target}{anchor or ''})"
 

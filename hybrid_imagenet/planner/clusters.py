@@ -147,7 +147,7 @@ _LU_V100_COMPUTE_TIMES = {
 }
 _LU_P40_COMPUTE_TIMES = {"fp32": fit_compute_time(*published.speeds_in("Lu et al., section 3.2.2"))}
 _MIKAMI_COMPUTE_TIMES = {"fp16": fit_compute_time(*published.speeds_in("Mikami et al., Table 6"))}
-# Median speed in the records of the run on 2 GPUs, without validation (docs/studies/hal.csv).
+# Median speed in the records of the run on 2 GPUs, without validation (studies/records/hal.csv).
 _HAL_COMPUTE_TIMES = {"fp16": ComputeTime(0.0, 2 / 1582, "NCSA HAL's records, 2 GPUs")}
 
 JITTER = 0.012

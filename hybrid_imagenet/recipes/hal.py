@@ -6,7 +6,7 @@ Command (64 GPUs, 13,312 images per step):
 
 Published: 76 % top-1, 93 % top-5, in 20 h 37 min on 2 V100 and 1 h 8 min on 64 V100. The time on 2
 V100 is computed from a run of 81 epochs; according to the records of that run 90 epochs take 20 h
-52 min (docs/studies/hal.md).
+52 min (studies/records/hal.md).
 
 The benchmark uses PyTorch's official implementation. Its example passes all parameters to one
 optimizer, so biases and the scales and offsets of normalization decay as well. The learning rate

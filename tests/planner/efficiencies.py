@@ -108,7 +108,7 @@ EFFICIENCIES = (
     Efficiency("Mikami et al., Table 6", "abci", 3456, 32, "fp16", 2, "torus", 0.7408, 1641853),
     Efficiency("Mikami et al., Table 6", "abci", 4096, 32, "fp16", 2, "torus", 0.7344, 1929054),
     # 33,132 and 1,582 images/s are medians of the training speed in the records
-    # (docs/studies/hal.csv).
+    # (studies/records/hal.csv).
     Efficiency("NCSA HAL's records", "hal", 64, 208, "fp16", 2, "ring", 0.655, 33_132),
     # Strong scaling is relative to one of eight, so the images per GPU decrease too. Throughputs
     # are medians over the epochs in NVIDIA's logs in mlcommons/training_results_v2.1 and _v4.0.

@@ -1,4 +1,4 @@
-"""Tests that numbers on the pages about studies follow from the runs in docs/studies."""
+"""Tests that numbers on the pages about studies follow from the runs in studies/records."""
 
 import csv
 import math
@@ -9,12 +9,15 @@ import pytest
 from studies.hypotheses import p_shares
 from studies.statistics import estimate, oscillation, welch
 
-DOCS = pathlib.Path(__file__).parents[2] / "docs"
-STUDIES = "studies/README.md"
-CLAIMS = "dev/claims.md"
-FIGURE = "studies/figure-3-1.md"
-HANDOVER = "studies/handover.md"
-CURVES = "studies/rate-curves.md"
+ROOT = pathlib.Path(__file__).parents[2]
+RECORDS = ROOT / "studies" / "records"
+STUDIES = ROOT / "docs" / "studies" / "README.md"
+CLAIMS = ROOT / "docs" / "dev" / "claims.md"
+PAPERS = ROOT / "docs" / "papers.md"
+METHODS = ROOT / "docs" / "methods.md"
+FIGURE = RECORDS / "figure-3-1.md"
+HANDOVER = RECORDS / "handover.md"
+CURVES = RECORDS / "rate-curves.md"
 
 # Hybrid with its default readings at 1,024 images, with two relative steps of LARS.
 STEP_1_9 = ("figure-3-1", "hybrid_1024")
@@ -31,7 +34,7 @@ T_256 = "warmup-epochs-256"
 
 def runs(study, arm):
     """Returns the runs of an arm by seed."""
-    with (DOCS / "studies" / f"{study}.csv").open() as file:
+    with (RECORDS / f"{study}.csv").open() as file:
         return {int(row["seed"]): row for row in csv.DictReader(file) if row["arm"] == arm}
 
 
@@ -100,7 +103,7 @@ def check(result, text, pages):
     assert result.mean == pytest.approx(mean, abs=0.51 * 10**-digits)
     assert result.half_width == pytest.approx(half_width, abs=0.51 * 10**-digits)
     for page in pages:
-        assert text in (DOCS / page).read_text(), page
+        assert text in page.read_text(), page
 
 
 @pytest.mark.parametrize(
@@ -120,7 +123,7 @@ def check(result, text, pages):
         (STEP_0_94, ADABOUND_CLOSED, "+2.11 ± 0.50", [CLAIMS, CURVES]),
         (STEP_0_94, NESTEROV_TUNED, "-0.25 ± 0.48", [CURVES]),
         (CHOSEN_1024, NESTEROV_TUNED, "1.4 ± 0.4", [STUDIES]),
-        (ADABOUND_CLOSED, SGD_1024, "0.80 ± 0.62", [CLAIMS, STUDIES, "papers.md"]),
+        (ADABOUND_CLOSED, SGD_1024, "0.80 ± 0.62", [CLAIMS, STUDIES, PAPERS]),
         (ADABOUND_1024, SGD_1024, "+1.77 ± 0.61", [CLAIMS]),
         (
             ("figure-3-1", "hybrid_256"),
@@ -180,12 +183,12 @@ def check(result, text, pages):
             [CLAIMS],
         ),
         (("batch_size_control", "exp2"), ("batch_size_control", "54K"), "+0.16 ± 2.41", [CLAIMS]),
-        (("decay", "lars_all"), ("decay", "sgd_all"), "-0.60 ± 1.22", [CLAIMS, "papers.md"]),
+        (("decay", "lars_all"), ("decay", "sgd_all"), "-0.60 ± 1.22", [CLAIMS, PAPERS]),
         (
             ("decay-2048", "lars_all"),
             ("decay-2048", "sgd_all"),
             "-0.16 ± 1.15",
-            [CLAIMS, "papers.md"],
+            [CLAIMS, PAPERS],
         ),
         (("decay", "lars"), ("decay", "lars_all"), "+0.46 ± 0.91", [CLAIMS]),
     ],
@@ -223,18 +226,18 @@ def test_quoted_fall_after_the_warmup_follows_from_the_runs(arm, text, pages):
 
 def test_quoted_rise_after_the_warmup_with_smaller_steps_follows_from_the_runs():
     four_times = mean_of(("hybrid-screening", "hybrid_x4"), change_after_warmup)
-    check(four_times, "7.9 ± 4.0", [CLAIMS, "methods.md"])
+    check(four_times, "7.9 ± 4.0", [CLAIMS, METHODS])
     recipe = mean_of(("hybrid-screening", "hybrid_x1"), change_after_warmup)
     assert recipe.count == 1
     assert f"{recipe.mean:.1f}" == "9.9"
-    assert "-9.9, a rise (1 seed)" in (DOCS / "methods.md").read_text()
+    assert "-9.9, a rise (1 seed)" in METHODS.read_text()
 
 
 def test_quoted_accuracies_with_the_step_of_the_recipe_follow_from_the_runs():
     arms = ("hybrid_x1", "hybrid_x4", "gradual_sgd_0.8")
     found = [f"{mean_of(('hybrid-screening', arm)).mean:.1f}" for arm in arms]
     assert found == ["77.6", "81.0", "80.9"]
-    text = " ".join((DOCS / "methods.md").read_text().split())
+    text = " ".join(METHODS.read_text().split())
     assert (
         "77.6 % at 512 images, where four times the step has 81.0 % (3 seeds) and SGD 80.9 %"
         in text
@@ -258,7 +261,7 @@ def test_quoted_lead_of_hybrid_over_sgd_in_epochs_at_1024_is_a_lower_limit():
     assert runs_that_reach_the_target(STEP_0_94) == 15
     epochs = 16
     found = difference(SGD_1024, STEP_0_94, lambda run: float(run["epochs_to_target"] or epochs))
-    check(found, "3.0 ± 1.1", [CLAIMS, FIGURE, "papers.md"])
+    check(found, "3.0 ± 1.1", [CLAIMS, FIGURE, PAPERS])
 
 
 def test_quoted_oscillation_of_bf16_follows_from_the_runs():
@@ -295,7 +298,7 @@ def test_quoted_row_of_runs_that_reach_80_percent_follows_from_the_runs(arm, lab
         )
         text = "<0.001" if p < 0.001 else f"{p:.3f}" if p < 0.01 else f"{p:.2f}"
         row.append("" if hybrid == arm else text)
-    lines = (DOCS / FIGURE).read_text().replace("|  |", "| |").splitlines()
+    lines = FIGURE.read_text().replace("|  |", "| |").splitlines()
     assert f"| {' | '.join(row)} |".replace("|  |", "| |") in lines
 
 
@@ -331,11 +334,11 @@ def test_row_of_adabound_with_closing_bounds_follows_from_the_runs(other, label,
     p = p_shares(reached, len(closed), others, len(runs(*other)))
     text = "<0.001" if p < 0.001 else f"{p:.3f}" if p < 0.01 else f"{p:.2f}"
     row = f"| {label} | {paired} | {unpaired} | {others} of 15 | {text} |"
-    assert row in (DOCS / FIGURE).read_text().splitlines()
+    assert row in FIGURE.read_text().splitlines()
 
 
 def test_quoted_accuracy_of_adabound_with_closing_bounds_follows_from_the_runs():
     check(mean_of(ADABOUND_CLOSED), "79.51 ± 0.41", [FIGURE, CURVES])
     reached = runs_that_reach_the_target(ADABOUND_CLOSED)
     text = f"in {len(runs(*ADABOUND_CLOSED))} fresh seeds, and {reached} of these reach 80 %"
-    assert text in (DOCS / FIGURE).read_text()
+    assert text in FIGURE.read_text()

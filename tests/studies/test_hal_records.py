@@ -10,7 +10,7 @@ import pytest
 
 from studies import hal_records
 
-STUDIES = pathlib.Path(__file__).parents[2] / "docs" / "studies"
+RECORDS = pathlib.Path(__file__).parents[2] / "studies" / "records"
 
 
 def write_records(path, runs):
@@ -63,9 +63,9 @@ def test_hal_records_with_another_digest_prints_it_and_writes_nothing(tmp_path, 
 
 
 def test_hal_page_has_the_numbers_of_the_csv_file():
-    page = (STUDIES / "hal.md").read_text()
+    page = (RECORDS / "hal.md").read_text()
     rows = re.findall(r"^\| (\d.*) \|$", page, re.M)
-    with (STUDIES / "hal.csv").open() as file:
+    with (RECORDS / "hal.csv").open() as file:
         expected = list(csv.DictReader(file))
     assert len(rows) == len(expected) == 11
     for row, values in zip(rows, expected, strict=True):
@@ -78,7 +78,7 @@ def test_hal_page_has_the_numbers_of_the_csv_file():
 
 @pytest.mark.parametrize("statement", ["76.24 to 76.29 %", "75.91 %", "75.14 %", "71.93 %"])
 def test_hal_page_states_only_accuracies_of_the_csv_file(statement):
-    with (STUDIES / "hal.csv").open() as file:
+    with (RECORDS / "hal.csv").open() as file:
         accuracies = {row["final_top1"] for row in csv.DictReader(file)}
     assert set(re.findall(r"\d\d\.\d\d", statement)) <= accuracies
-    assert statement in (STUDIES / "hal.md").read_text()
+    assert statement in (RECORDS / "hal.md").read_text()

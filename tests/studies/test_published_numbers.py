@@ -11,6 +11,7 @@ from hybrid_imagenet.schedules import mlperf
 from studies import command, recorded_runs, results, statistics
 
 ROOT = pathlib.Path(__file__).parents[2]
+RECORDS = ROOT / "studies" / "records"
 PAGES = {"README.md": ROOT / "README.md", "studies": ROOT / "docs" / "studies" / "README.md"}
 SMALL = ("figure-3-1", "hybrid_256")
 CHOSEN_BY_FIGURE = ("figure-3-1", "hybrid_1024")
@@ -22,7 +23,7 @@ NESTEROV = ("handover", "nesterov")
 
 def accuracies(study, arm):
     """Returns the final top-1 accuracy of each seed, in percent."""
-    with (ROOT / "docs" / "studies" / f"{study}.csv").open() as file:
+    with (RECORDS / f"{study}.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["arm"] == arm]
     assert all(row["status"] == "finished" for row in rows)
     return {row["seed"]: 100.0 * float(row["val_top1"]) for row in rows}
@@ -94,7 +95,7 @@ def test_difference_from_nesterov_is_not_significant_as_readme_states():
 )
 def test_seeds_that_would_decide_a_claim_follow_from_the_runs(name):
     study = command.STUDIES[name]
-    with (ROOT / "docs" / "studies" / f"{name}.csv").open() as file:
+    with (RECORDS / f"{name}.csv").open() as file:
         rows = list(csv.DictReader(file))
     arms = []
     for arm in study.arms:
