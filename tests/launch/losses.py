@@ -2,10 +2,15 @@
 
     dev/lab.sh --hosts=3 --slots=1 -- python -m tests.launch.losses [WORD ...]
 
-It needs root. With words, it prints the rows that contain all of them. Without words, it writes all
-rows to docs/dev/ends.md.
+It needs root. It prints a table as CSV. With words, the table has only the rows that contain all of
+them. Without words, it is also written to tests/losses.csv.
+
+Each job trains with one rank on each of three hosts and loses the last one, or the whole host.
+`--stall_timeout` is 20, so a hung rank is reported after 10 s instead of 30 s. A row is a `Loss`;
+the other columns are fields of `JobEnd`. On a host that is cut off, only ranks count as left.
 """
 
+import csv
 import dataclasses
 import os
 import pathlib
@@ -15,9 +20,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TextIO
 
-from tests.support import ends, program
+from tests.ranks import ROOT
+from tests.support import program
 
 # How long to wait for a moment, and for the end of a job.
 PATIENCE_SECONDS = 400.0
@@ -60,17 +67,8 @@ COMMANDS = {
     NO_DAEMON: "pkill -KILL orted",
 }
 WATCH = "while pgrep -f '{processes}'; do sleep 0.1; done; touch {folder}/gone-{host}"
-HEADER = f"""\
-{ends.SEVERAL}
-Written by `dev/lab.sh --hosts=3 --slots=1 -- python -m tests.launch.losses` from real runs: do not edit.
-Each job trains with one rank on each of three hosts and loses the last one. `--stall_timeout` is 20, so a
-hung rank is named after 10 s instead of 30 s. `seconds`: from the loss to the end of the job. `saved`: the
-step of the latest checkpoint, and that of the last record. `left`: hosts on which a process of the job
-remains; on a host that is cut off, only ranks count.
-
-| engine | moment | lost | exit code | seconds | saved | left | on standard error |
-|---|---|---|---|---|---|---|---|
-"""  # noqa: E501
+TABLE = ROOT / "tests" / "losses.csv"
+COLUMNS = ("engine", "moment", "lost", "exit_code", "seconds", "saved", "left", "stderr")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,21 +104,22 @@ class JobEnd:
 def main() -> None:
     """Runs the jobs."""
     words = sys.argv[1:]
-    job_ends: dict[Loss, JobEnd] = {}
+    rows: list[Sequence[str]] = [COLUMNS]
+    write_rows(sys.stdout, rows)
     for loss in losses():
         cells = " ".join(dataclasses.astuple(loss))
         if not all(word in cells for word in words):
             continue
         with tempfile.TemporaryDirectory() as folder:
-            job_ends[loss] = run_job(loss, os.environ["HOSTS"], pathlib.Path(folder))
+            job_end = run_job(loss, os.environ["HOSTS"], pathlib.Path(folder))
             log = (pathlib.Path(folder) / "log").read_text(errors="replace")
-        print(row(loss, job_ends[loss]), flush=True)
+        rows.append(row(loss, job_end))
+        write_rows(sys.stdout, rows[-1:])
         if "LOG" in os.environ:
-            print(log, flush=True)
+            print(log, file=sys.stderr, flush=True)
         if not words:
-            rows = "".join(f"{row(each, end)}\n" for each, end in job_ends.items())
-            before = ends.PAGE.read_text().partition(ends.SEVERAL)[0]
-            ends.PAGE.write_text(before + HEADER + rows)
+            with TABLE.open("w", newline="", encoding="utf-8") as file:
+                write_rows(file, rows)
 
 
 def losses() -> Iterator[Loss]:
@@ -176,21 +175,25 @@ def run_job(loss: Loss, hosts: str, folder: pathlib.Path) -> JobEnd:
     )
 
 
-def row(loss: Loss, end: JobEnd) -> str:
+def row(loss: Loss, end: JobEnd) -> list[str]:
     """Returns the row of a job in the table."""
     lines = list(end.lines)
     if end.frame:
         lines.append(f"(stack: {end.frame} ...)")
-    printed = "<br>".join(lines).replace("|", "\\|")
-    cells = [
+    return [
         *dataclasses.astuple(loss),
         str(end.code),
         f"{end.seconds:.0f}",
         end.saved,
         ", ".join(end.left) or "none",
-        printed,
+        "\n".join(lines),
     ]
-    return f"| {' | '.join(cells)} |"
+
+
+def write_rows(file: TextIO, rows: Iterable[Sequence[str]]) -> None:
+    """Writes rows as CSV, at once."""
+    csv.writer(file, lineterminator="\n").writerows(rows)
+    file.flush()
 
 
 def _start(host: str, command: str) -> None:

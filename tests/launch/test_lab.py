@@ -1,6 +1,9 @@
 """Tests dev/lab.sh, a cluster of namespaces. Most tests need root and tools of the system."""
 
+import csv
+import dataclasses
 import functools
+import io
 import os
 import re
 import shutil
@@ -11,7 +14,6 @@ import pytest
 
 from tests.launch import losses
 from tests.launch.shell import LAUNCH, ROOT, error_line, run
-from tests.support import ends
 
 LAB = ROOT / "dev" / "lab.sh"
 
@@ -146,6 +148,16 @@ def test_run_ends_when_a_host_loses_its_network(tmp_path):
     assert "error: rank 2 on lab3 hung for" in result.stdout
 
 
+def documented_losses():
+    """Returns the rows of tests/losses.csv by what was lost."""
+    with losses.TABLE.open(newline="", encoding="utf-8") as file:
+        return {(row["engine"], row["moment"], row["lost"]): row for row in csv.DictReader(file)}
+
+
+def test_table_of_losses_has_each_loss_in_order():
+    assert list(documented_losses()) == [dataclasses.astuple(loss) for loss in losses.losses()]
+
+
 @namespaces
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -169,19 +181,11 @@ def test_training_that_loses_a_rank_or_a_host_ends_as_documented(row, tmp_path):
         TMPDIR=str(tmp_path),
         PYTHONPATH=str(ROOT),
     )
-    (documented_row,) = [
-        line
-        for line in ends.PAGE.read_text().splitlines()
-        if line.startswith(f"| {' | '.join(row)} |")
-    ]
-    cells = result.stdout.strip().split(" | ")
-    documented_cells = documented_row.split(" | ")
-    exit_code = 3
-    left = 6
-    error = 7
-    assert cells[exit_code] == documented_cells[exit_code], result.stdout + result.stderr
-    assert cells[left] == "none"
-    assert cells[error].partition(" ")[0] == documented_cells[error].partition(" ")[0]
+    documented = documented_losses()[row]
+    (found,) = csv.DictReader(io.StringIO(result.stdout))
+    assert found["exit_code"] == documented["exit_code"], result.stdout + result.stderr
+    assert found["left"] == "none"
+    assert found["stderr"].partition(" ")[0] == documented["stderr"].partition(" ")[0]
 
 
 @namespaces

@@ -1,6 +1,6 @@
-"""Tests that real commands end as docs/dev/ends.md describes when they are stopped."""
+"""Tests that real commands end as tests/ends.csv describes when they are stopped."""
 
-import re
+import csv
 
 import pytest
 
@@ -16,12 +16,15 @@ def folder(tmp_path_factory):
 
 
 def documented_ends():
-    """Returns the exit codes and saved steps of the page, by the first three cells of a row."""
-    row = re.compile(r"^\| (.+?) \| (.+?) \| (.+?) \| (\d+) \| (.*?) \|", re.MULTILINE)
-    return {
-        cells[:3]: (int(cells[3]), cells[4])
-        for cells in row.findall(ends.PAGE.read_text().partition(ends.SEVERAL)[0])
-    }
+    """Returns the exit codes and saved steps of the table, by the first three cells of a row."""
+    with ends.TABLE.open(newline="", encoding="utf-8") as file:
+        reader = csv.reader(file)
+        assert tuple(next(reader)) == ends.COLUMNS
+        return {tuple(cells[:3]): (int(cells[3]), cells[4]) for cells in reader}
+
+
+def test_table_of_ends_has_each_case_in_order():
+    assert list(documented_ends()) == [case.key for case in ends.cases()]
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,15 @@
 """Stops real commands in every way and writes how they end.
 
-`python -m tests.support.ends` writes docs/dev/ends.md, which takes six minutes on two idle cores.
-`tests/resilience/test_ends.py --long` compares the exit codes with the page.
+`python -m tests.support.ends` writes tests/ends.csv, which takes six minutes on two idle cores.
+`tests/resilience/test_ends.py --long` compares the exit codes with the table.
+
+A row is a command, the moment at which it was stopped, and how: by signals, which are half a second
+apart, or by the end of its reader. The other columns are fields of `End`.
 """
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import functools
 import os
@@ -23,9 +27,8 @@ from tests.data.support import jpeg
 from tests.ranks import ROOT, environment
 from tests.support import processes, program
 
-PAGE = ROOT / "docs" / "dev" / "ends.md"
-# The heading of the part of the page that `tests.launch.losses` writes.
-SEVERAL = "\n## On several hosts\n"
+TABLE = ROOT / "tests" / "ends.csv"
+COLUMNS = ("command", "moment", "stopped_by", "exit_code", "saved", "answer_seconds", "stderr")
 # How long to wait for the moment at which a command is stopped, and for its end.
 PATIENCE = 300.0
 BETWEEN_SIGNALS_SECONDS = 0.5
@@ -35,8 +38,8 @@ LOADING = "TensorFlow loads"
 COMPILING = "the step compiles"
 TRAINING = "training"
 VALIDATION = "validation"
-HEAD = "`\\| head`"
-TEE = "Ctrl-C, `2>&1 \\| tee log`"
+HEAD = "| head"
+TEE = "Ctrl-C, 2>&1 | tee log"
 TERMINAL = "terminal closed"
 TRAIN = ("train",)
 RUN = ("run", "-np", "2", "--")
@@ -313,38 +316,20 @@ def _imports(process: int) -> bool:
     return catches_hangup or "numpy" in _read(f"/proc/{process}/maps")
 
 
-def table(ends: dict[Case, End]) -> str:
-    """Returns the page."""
-    lines = [
-        "# How commands end",
-        "",
-        (
-            "Written by `python -m tests.support.ends` from real runs: do not edit. A row is a"
-            " command, the moment at"
-        ),
-        (
-            "which it was stopped, and how. Signals are half a second apart. `saved`: which of the"
-            " steps done are in the"
-        ),
-        "newest checkpoint. `answer`: seconds until the first line on standard error.",
-        "",
-        "| command | moment | stopped by | exit code | saved | answer | on standard error |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for case, end in ends.items():
-        errors = "<br>".join(end.lines).replace("|", "\\|")
-        answer = "" if end.answer is None else f"{end.answer:.1f}"
-        lines.append(
-            f"| {case.name} | {case.moment} | {case.stop} | {end.code} | {end.saved} | {answer} |"
-            f" {errors} |"
-        )
-    return "\n".join(lines) + "\n"
+def write_table(ends: dict[Case, End]) -> None:
+    """Writes the table."""
+    with TABLE.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for case, end in ends.items():
+            answer = "" if end.answer is None else f"{end.answer:.1f}"
+            writer.writerow([*case.key, end.code, end.saved, answer, "\n".join(end.lines)])
 
 
 def main() -> None:
     """Runs all cases whose row contains the words of the command line, and prints how they ended.
 
-    Without words, it runs all cases and writes the page.
+    Without words, it runs all cases and writes the table.
     """
     results = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -355,7 +340,7 @@ def main() -> None:
                 results[case] = end(case, pathlib.Path(folder))
                 print(*case.key, results[case], flush=True)
     if not sys.argv[1:]:
-        PAGE.write_text("".join((table(results), *PAGE.read_text().partition(SEVERAL)[1:])))
+        write_table(results)
 
 
 if __name__ == "__main__":
