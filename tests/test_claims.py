@@ -1,13 +1,18 @@
-"""Tests that the table of the papers' claims names existing files and counts verdicts correctly."""
+"""Tests the table of the papers' claims.
+
+It names existing files, and docs/papers.md has its verdicts.
+"""
 
 import collections
+import csv
 import pathlib
 import re
 
 from hybrid_imagenet import config, recipes
+from tests.support.pages import anchors
 
 ROOT = pathlib.Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "dev" / "claims.md"
+TABLE = ROOT / "studies" / "claims.csv"
 SUMMARY = ROOT / "docs" / "papers.md"
 PAPERS = {"H": "Lu et al.", "S": "Mikami et al.", "J": "Jia et al.", "N": "HAL"}
 VERDICTS = ["supported", "not supported", "inconclusive", "not tested", "removed"]
@@ -22,14 +27,16 @@ Row = collections.namedtuple("Row", "number place claim where test verdict evide
 
 
 def rows():
-    """Returns the rows of the table, with all sections together."""
-    lines = re.findall(r"^\| ([HSJN]\d+ \|.*) \|$", PAGE.read_text(), re.M)
-    return [Row(*(cell.strip() for cell in line.split("|"))) for line in lines]
+    """Returns the rows of the table."""
+    with TABLE.open(newline="", encoding="utf-8") as file:
+        header, *cells = csv.reader(file)
+    assert tuple(header) == Row._fields
+    return [Row(*row) for row in cells]
 
 
 def counts(paper=None):
     """Returns the number of rows in all and by verdict, for one paper (its letter) or for all."""
-    verdicts = [row.verdict.strip("*") for row in rows() if paper in (None, row.number[0])]
+    verdicts = [row.verdict for row in rows() if paper in (None, row.number[0])]
     return [len(verdicts), *(verdicts.count(verdict) for verdict in VERDICTS)]
 
 
@@ -42,39 +49,39 @@ def test_rows_of_each_paper_are_numbered_from_1():
 
 def test_rows_of_the_claims_have_a_verdict_with_its_evidence():
     for row in rows():
-        assert row.verdict in [f"**{verdict}**" for verdict in VERDICTS], row
+        assert row.verdict in VERDICTS, row
         assert row.place and row.claim and row.evidence, row
-        if row.verdict == "**supported**":
+        if row.verdict == "supported":
             assert row.test, row
         if FORMULA in row.evidence:
-            assert row.verdict == "**supported**", row
+            assert row.verdict == "supported", row
 
 
-def names_in(cell):
-    """Returns the names in backticks."""
-    return re.findall(r"`([^`]+)`", cell)
+def names_in(row):
+    """Returns the words of the columns `where` and `test`, and the names in backticks."""
+    words = f"{row.where} {row.test}".replace(",", "").split()
+    return words + re.findall(r"`([^`]+)`", row.evidence)
 
 
 def test_rows_of_the_claims_name_files_and_flags_that_exist():
     for row in rows():
-        for name in names_in(f"{row.where} {row.test} {row.evidence}"):
-            if name.endswith((".py", ".sh")):
-                assert (ROOT / name).is_file() or (ROOT / "hybrid_imagenet" / name).is_file(), (
-                    row.number,
-                    name,
-                )
+        for name in names_in(row):
+            path, _, anchor = name.partition("#")
+            if "/" in path or path.endswith((".py", ".sh")):
+                assert (ROOT / path).is_file(), (row.number, name)
+                assert not anchor or anchor in anchors(ROOT / path), (row.number, name)
             elif name.startswith("--"):
                 flag = name.removeprefix("--").partition("=")[0]
                 # --cluster is a flag of `hybrid-imagenet plan`.
                 assert flag in {*config.OPTIONS, "cluster"}, (row.number, name)
-        for name in names_in(row.test):
-            assert name.startswith("tests/") and name.endswith(".py"), (row.number, name)
+        assert not row.test or row.test.startswith("tests/"), row.number
 
 
 def test_rows_of_the_claims_name_recipes_that_exist():
     for row in rows():
-        if row.where.startswith("recipe"):
-            assert set(names_in(row.where)) <= set(recipes.names()), row.number
+        first, *names = row.where.replace(",", "").replace(" to ", " ").split() or [""]
+        if first in ("recipe", "recipes"):
+            assert set(names) <= set(recipes.names()), row.number
 
 
 def test_references_between_rows_name_existing_rows():
@@ -83,20 +90,22 @@ def test_references_between_rows_name_existing_rows():
     assert {name for name in named if name not in ("H100", "H200")} <= numbers
 
 
-def test_counts_of_both_pages_equal_the_table():
-    page = PAGE.read_text()
-    for paper, title in {**PAPERS, None: "all"}.items():
-        cells = " | ".join(map(str, counts(paper)))
-        assert f"| {title} | {cells} |" in page
-    total, *by_verdict = counts()
+def test_counts_of_the_summary_equal_the_table():
     summary = SUMMARY.read_text()
-    assert f"All [{total} claims](dev/claims.md)" in summary
-    for verdict, number in zip(VERDICTS, by_verdict, strict=True):
-        assert f"| {verdict} | {number} |" in summary
+    columns = [counts(), *map(counts, PAPERS)]
+    assert f"| verdict | claims | {' | '.join(PAPERS.values())} | meaning |" in summary
+    for name, *numbers in zip(["all", *VERDICTS], *columns, strict=True):
+        assert f"| {name} | {' | '.join(map(str, numbers))} | " in summary
+    assert f"We checked [{len(rows())} claims](#every-claim) of theirs" in summary
+
+
+def test_summary_has_the_claim_and_the_verdict_of_each_row():
+    lines = re.findall(r"^\| ([HSJN]\d+ \|.*) \|$", SUMMARY.read_text(), re.M)
+    assert lines == [f"{row.number} | {row.claim} | {row.verdict}" for row in rows()]
 
 
 def test_summary_says_how_many_supported_claims_are_formulas_settings_and_findings():
-    supported = [row for row in rows() if row.verdict == "**supported**"]
+    supported = [row for row in rows() if row.verdict == "supported"]
     formulas = {row.number for row in supported if FORMULA in row.evidence}
     settings = {row.number for row in supported} & SETTINGS
     assert settings == SETTINGS

@@ -26,6 +26,7 @@ from hybrid_imagenet.tools.data import data_command as data
 from hybrid_imagenet.tools.doctor import doctor_command as doctor
 from hybrid_imagenet.tools.report import report_command as report
 from tests.ranks import environment
+from tests.support.pages import anchors
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = [
@@ -259,13 +260,6 @@ def links(page):
         if "://" not in target:
             path, _, anchor = target.partition("#")
             yield (page.parent / path).resolve() if path else page, anchor
-
-
-def anchors(page):
-    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
-    return {
-        re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings
-    }
 
 
 @pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: os.fspath(page.relative_to(ROOT)))

@@ -12,7 +12,7 @@ from studies.statistics import estimate, oscillation, welch
 ROOT = pathlib.Path(__file__).parents[2]
 RECORDS = ROOT / "studies" / "records"
 STUDIES = ROOT / "docs" / "studies" / "README.md"
-CLAIMS = ROOT / "docs" / "dev" / "claims.md"
+CLAIMS = ROOT / "studies" / "claims.csv"
 PAPERS = ROOT / "docs" / "papers.md"
 METHODS = ROOT / "docs" / "methods.md"
 FIGURE = RECORDS / "figure-3-1.md"
