@@ -111,6 +111,12 @@ class StorageError(UserError):
     exit_code = EXIT_STALLED
 
 
+class RankTimeoutError(UserError):
+    """Other ranks did not answer in time while the job started."""
+
+    exit_code = EXIT_STALLED
+
+
 class NumericsError(SharedError):
     """Training cannot continue because of non-finite or diverging values."""
 

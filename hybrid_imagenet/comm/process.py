@@ -44,6 +44,7 @@ from hybrid_imagenet.errors import (
     EXIT_FAILURE,
     EXIT_STALLED,
     EXIT_USAGE,
+    RankTimeoutError,
     SharedError,
     UserError,
 )
@@ -293,22 +294,22 @@ def init(threads: int | None = None) -> None:
         of the host divided by its ranks).
 
     Raises:
-      UserError: if the launcher's variables are incomplete, or a rank has no GPU.
+      UserError: if the launcher's variables are incomplete, or a rank has no GPU; if other ranks do
+        not answer in time, with TensorFlow's engine.
     """
     if _state.place is not None:
         return
     place = configure_process(threads)
     _state.place = place
-    ends_at_once = False
-    if place.size > 1 and resolve_engine("auto") == "tensorflow":
+    uses_tensorflow = place.size > 1 and resolve_engine("auto") == "tensorflow"
+    _state.previous_excepthook = sys.excepthook
+    # With exit handlers, TensorFlow and MPI would wait for a rank that has stopped.
+    sys.excepthook = _exit_with_code_of_error(sys.excepthook, ends_at_once=uses_tensorflow)
+    if uses_tensorflow:
         # This engine must connect before TensorFlow is used.
         from hybrid_imagenet.comm import tensorflow_engine
 
         tensorflow_engine.connect_servers(place)
-        # With exit handlers, TensorFlow and MPI would wait for a rank that has stopped.
-        ends_at_once = True
-    _state.previous_excepthook = sys.excepthook
-    sys.excepthook = _exit_with_code_of_error(sys.excepthook, ends_at_once=ends_at_once)
     atexit.register(_warn_if_never_connected)
     atexit.register(_notify_supervisor_of_exit)
 
@@ -514,6 +515,8 @@ def _print_error_of_ranks(error: Exception) -> bool:
             time.sleep(_PRINT_SECONDS)
         user_error = out_of_memory.user_error(error, "Use a smaller batch on each rank.")
         print(f"error: rank {rank()}: {user_error}", file=sys.stderr, flush=True)
+    elif isinstance(error, RankTimeoutError):
+        print(f"error: rank {rank()}: {error}", file=sys.stderr, flush=True)
     elif lost_rank.is_lost_rank_error(error):
         # UserError makes it one printable line, whatever the reason contains.
         message = UserError(lost_rank.lost_rank_message(error, remedy=""))

@@ -8,8 +8,9 @@ import signal
 import socket
 import sys
 import threading
+import time
 import zlib
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -20,13 +21,21 @@ from hybrid_imagenet.comm.collectives import Collectives
 from hybrid_imagenet.comm.connected import ConnectedRanks
 from hybrid_imagenet.comm.environment import RANK_VARIABLE, Placement, placement
 from hybrid_imagenet.comm.settings import CommunicationSettings
-from hybrid_imagenet.errors import UserError, pluralize
+from hybrid_imagenet.errors import RankTimeoutError, UserError, pluralize
 
 # The watchdog names a silent rank after 30 s, with its stack. TensorFlow must not end the job
 # before that, as it would with its default of 10 s.
 _HEARTBEAT_TIMEOUT_MS = 35_000
 # gRPC connects to the hosts of this list without a proxy.
 _NO_GRPC_PROXY_VARIABLE = "no_grpc_proxy"
+CONNECT_SECONDS_VARIABLE = "HYBRID_IMAGENET_CONNECT_SECONDS"
+"""Environment variable with the seconds after which the ranks must have found each other."""
+# As in the program, where a stage of the startup may last twice --stall_timeout.
+_DEFAULT_CONNECT_SECONDS = 600.0
+# How long a single attempt to reach a rank may take, and the pause before the next one.
+_ATTEMPT_SECONDS = 2.0
+_RETRY_SECONDS = 0.1
+_MAX_NAMED_RANKS = 5
 
 
 class TensorFlowCommunicator(ConnectedRanks):
@@ -112,6 +121,7 @@ def connect_servers(place: Placement) -> list[list[str]] | None:
       the ranks have not exchanged their keys then.
 
     Raises:
+      RankTimeoutError: If ranks do not answer in time.
       UserError: If a rank cannot be reached, or TensorFlow has been used before.
     """
     if RANK_VARIABLE not in os.environ:
@@ -149,9 +159,17 @@ def _start_server(servers: Sequence[str], rank: int) -> None:
       rank: This rank.
 
     Raises:
+      RankTimeoutError: If ranks do not answer in time.
       UserError: If TensorFlow has been used before.
     """
     bypass_proxies(servers, os.environ)
+    if private_api.tensorflow_was_used():
+        # As in a program that calls `model.fit` before it connects the ranks.
+        raise UserError(
+            "--engine=tensorflow: the ranks must be connected before TensorFlow is used. Use"
+            " --engine=horovod here."
+        )
+    _wait_for_ranks(servers, rank, connect_seconds(os.environ))
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec({"worker": list(servers)}),
         task_type="worker",
@@ -162,21 +180,90 @@ def _start_server(servers: Sequence[str], rank: int) -> None:
     runtime.configure_coordination_service = functools.partial(
         runtime.configure_coordination_service, heartbeat_timeout_in_ms=_HEARTBEAT_TIMEOUT_MS
     )
-    try:
-        # The constructor of the strategy is the public way to a server and to collective
-        # operations. Nothing else of the strategy is used.
-        tf.distribute.MultiWorkerMirroredStrategy(resolver)
-    except RuntimeError as error:
-        # TensorFlow has started without the other ranks, as in a program that calls `model.fit`
-        # before it connects them.
-        raise UserError(
-            "--engine=tensorflow: the ranks must be connected before TensorFlow is used"
-            f" ({error}). Use --engine=horovod here."
-        ) from None
+    # The constructor of the strategy is the public way to a server and to collective operations.
+    # Nothing else of the strategy is used.
+    tf.distribute.MultiWorkerMirroredStrategy(resolver)
     if threading.current_thread() is threading.main_thread():
         # TensorFlow has replaced the handler of SIGTERM by one that does nothing. Install Python's
         # handler again.
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+
+
+def connect_seconds(environ: Mapping[str, str]) -> float:
+    """Returns how long to wait for the other ranks.
+
+    Raises:
+      UserError: If the environment variable is not a positive number.
+    """
+    text = environ.get(CONNECT_SECONDS_VARIABLE, str(_DEFAULT_CONNECT_SECONDS))
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise UserError(
+            f"{CONNECT_SECONDS_VARIABLE}={text} is not a positive number. Set it to the seconds to"
+            " wait for all ranks, or unset it."
+        )
+    return seconds
+
+
+def _wait_for_ranks(servers: Sequence[str], rank: int, seconds: float) -> None:
+    """Waits until every rank accepts connections at its address.
+
+    TensorFlow itself waits without a limit, in native code that no thread of Python can interrupt.
+
+    Args:
+      servers: Address of every rank's server as host:port, in the order of ranks.
+      rank: This rank.
+      seconds: How long to wait.
+
+    Raises:
+      RankTimeoutError: If some ranks have not answered by then.
+    """
+    deadline = time.monotonic() + seconds
+    own_port = int(servers[rank].rpartition(":")[2])
+    # Until TensorFlow's server takes over the port, this socket answers the other ranks. It does
+    # not accept their connections, because then the port could not be opened again at once.
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("", own_port))
+        except OSError as error:
+            raise UserError(
+                f"Rank {rank} cannot open its port, {servers[rank]} ({error.strerror}). Use"
+                " another port, or end the program that uses it."
+            ) from None
+        listener.listen(len(servers))
+        pending = [other for other in range(len(servers)) if other != rank]
+        while pending := [other for other in pending if not _answers(servers[other])]:
+            if time.monotonic() > deadline:
+                raise _timeout_error(servers, pending, seconds)
+            time.sleep(_RETRY_SECONDS)
+
+
+def _answers(server: str) -> bool:
+    """Returns whether a connection to an address host:port succeeds."""
+    host, _, port = server.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), _ATTEMPT_SECONDS):
+            return True
+    except OSError:
+        return False
+
+
+def _timeout_error(
+    servers: Sequence[str], pending: Sequence[int], seconds: float
+) -> RankTimeoutError:
+    """Returns the error that names the ranks that have not answered."""
+    missing = [f"rank {rank} at {servers[rank]}" for rank in pending[:_MAX_NAMED_RANKS]]
+    if len(pending) > _MAX_NAMED_RANKS:
+        missing.append(pluralize(len(pending) - _MAX_NAMED_RANKS, "more rank"))
+    return RankTimeoutError(
+        f"{', '.join(missing)} did not answer within {seconds:g} s. Check that these ranks have"
+        " started, that the host names lead to the right addresses, and that no firewall blocks"
+        f" TCP between the hosts. If the ranks only start slowly, raise {CONNECT_SECONDS_VARIABLE}."
+    )
 
 
 def bypass_proxies(servers: Sequence[str], environ: MutableMapping[str, str]) -> None:

@@ -1,11 +1,19 @@
 """Tests errors of TensorFlow's engine. Its collectives are tested together with Horovod's."""
 
+import json
+import socket
+import subprocess
+import sys
+import time
+
 import pytest
 
 from hybrid_imagenet.comm import hosts, tensorflow_engine
 from hybrid_imagenet.comm.environment import Placement
 from hybrid_imagenet.comm.settings import CommunicationSettings
-from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.errors import EXIT_STALLED, UserError
+from tests.ranks import ROOT
+from tests.support import program
 
 
 def connection_error(monkeypatch, keys):
@@ -92,3 +100,92 @@ def test_connect_servers_does_not_use_a_proxy_between_ranks(monkeypatch):
     keys = [[*hosts.host_key(), str(4000 + rank), "10.0.0.1"] for rank in range(2)]
     connection_error(monkeypatch, keys)
     assert tensorflow_engine.os.environ["no_grpc_proxy"] == "127.0.0.1"
+
+
+def free_ports(count):
+    """Returns ports of this host that no program uses now."""
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def start_rank(rank, ports, seconds):
+    """Starts a rank of a job of TF_CONFIG that calls `hi.init` and sums the ranks' numbers."""
+    servers = [f"127.0.0.1:{port}" for port in ports]
+    config = {"cluster": {"worker": servers}, "task": {"type": "worker", "index": rank}}
+    code = """
+import hybrid_imagenet as hi
+hi.init(1)
+import tensorflow as tf
+print("sum", int(hi.communicator().allreduce_sum(tf.constant(hi.rank() + 1.0), "numbers")))
+"""
+    variables = {
+        "TF_CONFIG": json.dumps(config),
+        tensorflow_engine.CONNECT_SECONDS_VARIABLE: str(seconds),
+    }
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=program.environment() | variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_init_without_the_other_rank_names_it_and_ends():
+    ports = free_ports(2)
+    process = start_rank(0, ports, seconds=2)
+    try:
+        output, errors = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == EXIT_STALLED, errors
+    assert errors.splitlines()[-1].startswith(
+        f"error: rank 0: rank 1 at 127.0.0.1:{ports[1]} did not answer within 2 s. Check that these"
+    )
+    assert "Traceback" not in errors
+    assert output == ""
+
+
+def test_init_waits_for_a_rank_that_comes_later():
+    ports = free_ports(2)
+    processes = [start_rank(1, ports, seconds=120)]
+    try:
+        time.sleep(5)
+        processes.append(start_rank(0, ports, seconds=120))
+        for process in processes:
+            output, errors = process.communicate(timeout=120)
+            assert output == "sum 3\n", errors
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def test_init_whose_port_is_used_raises():
+    ports = free_ports(2)
+    with socket.socket() as other:
+        other.bind(("", ports[0]))
+        other.listen()
+        process = start_rank(0, ports, seconds=120)
+        try:
+            errors = process.communicate(timeout=120)[1]
+        finally:
+            process.kill()
+    assert process.returncode == 2
+    assert f"Rank 0 cannot open its port, 127.0.0.1:{ports[0]} (Address already in use)" in errors
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "inf", "nan", "soon", ""])
+def test_connect_seconds_that_are_not_positive_raise(text):
+    variables = {tensorflow_engine.CONNECT_SECONDS_VARIABLE: text}
+    with pytest.raises(UserError, match=f"{text} is not a positive number"):
+        tensorflow_engine.connect_seconds(variables)
+
+
+def test_connect_seconds_are_ten_minutes_by_default():
+    assert tensorflow_engine.connect_seconds({}) == 600.0
