@@ -33,6 +33,7 @@ class Communicator(abc.ABC):
       gradient_exchange: How gradients are exchanged; None for a single process.
       num_gradient_lists: Number of lists of gradients whose reduction was planned. All ranks plan
         the same lists in the same order, so it gives each list its own names.
+      has_broadcast_model: Whether the weights of a model were sent from rank 0 to all ranks.
     """
 
     rank: int
@@ -42,6 +43,7 @@ class Communicator(abc.ABC):
     hosts: tuple[str, ...]
     gradient_exchange: GradientExchange | None = None
     num_gradient_lists: int = 0
+    has_broadcast_model: bool = False
 
     @abc.abstractmethod
     def allreduce_sum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:

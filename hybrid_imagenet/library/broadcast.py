@@ -69,6 +69,7 @@ def broadcast_model(model: keras.Model, communicator: Communicator | None = None
             variables += optimizer.variables
     variables += random_state.random_states(model)
     communicator.broadcast_variables([v.value for v in variables])
+    communicator.has_broadcast_model = True
     for optimizer in compiled_model.distributed(model).values():
         if optimizer.built and optimizer.average is not None:
             _broadcast_average(optimizer, communicator)

@@ -52,6 +52,15 @@ _BROADCAST_REMEDY = (
     " hybrid_imagenet.broadcast_model(model), once the model has all its weights; pass callbacks"
     " that change the learning rate to fit on every rank"
 )
+# The weights may also be equal because every rank has read the same file. Then this is true as
+# well, because only the broadcast gives each rank its own random numbers.
+_NO_BROADCAST = (
+    "the weights of all ranks are equal at the first step, but no rank has sent them to the others."
+    " If they are equal only because of equal seeds, another order of calls makes them differ, and"
+    " layers such as dropout may draw the same numbers on every rank. Call"
+    " hybrid_imagenet.broadcast_model(model) on every rank before the first step, or pass"
+    " callbacks=hybrid_imagenet.callbacks.default_callbacks() to fit"
+)
 
 _log = logging.getLogger(__name__)
 
@@ -660,6 +669,10 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
                 "learning rate": np.float32(getattr(self, "learning_rate", 0)),
             }
             check_agreement(communicator, values, "before the first step", _BROADCAST_REMEDY)
+            # Variables of TensorFlow belong to no model that could be broadcast.
+            has_model = not self._keras_variables
+            if has_model and not communicator.has_broadcast_model and communicator.rank == 0:
+                _log.warning(_NO_BROADCAST)
             sends_float32 = self._arguments["compression"] == AUTO and self._wire_dtype == "float32"
             if sends_float32 and len(set(communicator.hosts)) > 1 and communicator.rank == 0:
                 _log.warning('gradients are sent in FP32; compression="fp16" halves them')

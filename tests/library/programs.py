@@ -17,6 +17,7 @@ from hybrid_imagenet.callbacks import metric_average
 from hybrid_imagenet.comm import process
 from hybrid_imagenet.comm.process import ENGINE_VARIABLE
 from hybrid_imagenet.errors import SharedError
+from hybrid_imagenet.optimizers import distributed
 from tests.comm.programs import message
 from tests.library import models
 
@@ -451,6 +452,32 @@ def large_gradients() -> dict:
             "scale": float(optimizer.loss_scale.scale.numpy()),
             "weights": variable.numpy().tolist(),
         }
+
+
+def first_step_of_loop(is_broadcast: bool) -> list[str]:
+    """Returns the warnings of two steps of a custom loop with weights of the same seed."""
+    import tensorflow as tf
+
+    with ranks(), mock.patch.object(distributed._log, "warning") as warning:
+        model = models.compiled(hi.DistributedOptimizer("sgd"))
+        if is_broadcast:
+            hi.broadcast_model(model)
+        x, y = models.data(1)
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                scaled = model.optimizer.scale_loss(models.loss()(y, model(x)))
+            variables = model.trainable_variables
+            model.optimizer.apply(tape.gradient(scaled, variables), variables)
+        return [call.args[0] for call in warning.call_args_list]
+
+
+def first_step_of_fit() -> list[str]:
+    """Returns the warnings of the first step of `fit` with weights of the same seed."""
+    with ranks(), mock.patch.object(distributed._log, "warning") as warning:
+        model = models.compiled(hi.DistributedOptimizer("sgd"))
+        x, y = models.data(1)
+        model.fit(x, y, 4, verbose=0, callbacks=hi.callbacks.default_callbacks())
+        return [call.args[0] for call in warning.call_args_list]
 
 
 def all_steps_skipped() -> dict:

@@ -70,6 +70,20 @@ def test_large_gradients_of_a_float32_loop_on_ranks_skip_no_step(pools):
         np.testing.assert_allclose(result["weights"], [0.7] * 4, rtol=1e-3)
 
 
+def test_first_step_of_a_loop_without_broadcast_model_warns_once_on_rank_zero(pools):
+    (warning,), on_other_rank = pools[2].call(programs.first_step_of_loop, False)
+    assert warning.startswith(
+        "the weights of all ranks are equal at the first step, but no rank has sent them"
+    )
+    assert "Call hybrid_imagenet.broadcast_model(model) on every rank" in warning
+    assert on_other_rank == []
+
+
+def test_first_step_after_a_broadcast_warns_of_nothing(pools):
+    assert pools[2].call(programs.first_step_of_loop, True) == [[], []]
+    assert pools[2].call(programs.first_step_of_fit) == [[], []]
+
+
 def test_fit_logs_and_statistics_cover_the_examples_of_all_ranks(pools):
     results = pools[2].call(programs.logs_and_statistics)
     logs = results[0]["logs"]
