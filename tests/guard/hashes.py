@@ -1,12 +1,13 @@
 """Reads and writes hashes.json: the digest of each guarded run, by kind of processor.
 
 Vector instructions change the order in which sums are taken, so digests are valid for one kind of
-processor and one version of TensorFlow. To add a kind, check out the commit that added this file
-and run
+processor and one version of TensorFlow. To add a kind, check out the last commit that changed
+hashes.json, whose digests were right on another kind, and run
 
     python -m tests.guard.record
 
-Then copy the lines that it added to tests/guard/hashes.json.
+If a change of the code changes digests, record them for every kind, or remove the kinds on which
+you cannot record them.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Usage: python -m tests.guard.record [--check] [NAME ...]
 
 Without --check it writes them to hashes.json. NAME selects the runs whose names contain it. All
-runs take about half an hour on two cores.
+runs take about 20 minutes on two cores.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Short trainings whose exact results must not change, and the digests of their results.
 
-`RUNS` lists them by name. Each trains a tiny ResNet on 96 of the digits. It is described only by
-command-line flags, so that the list stays valid when code is restructured. `digest` runs on every
-rank of a pool.
+`RUNS` lists them by name. Those of the program train a tiny ResNet on 96 of the digits. They are
+described only by command-line flags, so that the list stays valid when code is restructured.
+`fit_runs` has those of the library. `digest` runs on every rank of a pool.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 
 from hybrid_imagenet import recipes, xla
 from hybrid_imagenet.optimizers import grouped
+from tests.guard import fit_runs
 from tests.support import in_process
 
 NETWORK = (
@@ -65,6 +66,8 @@ METRICS = (
     ),
 )
 
+EPOCH_MEANS = frozenset({"train_loss", "train_top1"})
+
 
 @dataclasses.dataclass(frozen=True)
 class GuardedRun:
@@ -74,11 +77,17 @@ class GuardedRun:
       ranks: number of ranks.
       flags: flags of the training program.
       packed: whether all weights are updated as one vector, as on GPUs.
+      interrupted_after: step after which the run is interrupted and then resumed; 0 for a run
+        without an interruption.
+      has_epoch_means: whether the mean training loss of an epoch is part of the digest. A run
+        that is resumed within an epoch averages only the steps after the interruption.
     """
 
     ranks: int
     flags: tuple[str, ...]
     packed: bool = False
+    interrupted_after: int = 0
+    has_epoch_means: bool = True
 
 
 # These optimizers existed when the digests were recorded. New ones need no digest.
@@ -121,34 +130,62 @@ def _runs() -> Mapping[str, GuardedRun]:
         elif recipe == "flash_exp4":
             flags += ("--batch_schedule=0:*1,1:*2.5",)
         runs[f"recipe-{recipe}"] = GuardedRun(2, flags)
+    for name, flags in FLOAT16_FLAGS.items():
+        whole = GuardedRun(2, flags, has_epoch_means=False)
+        runs[name] = whole
+        # Step 7 is within an epoch.
+        runs[f"{name}-resumed"] = dataclasses.replace(whole, interrupted_after=7)
+    for name in fit_runs.RUNS:
+        runs[name] = GuardedRun(2, ())
     return runs
 
 
+# FP16 with the loss scale that the program chooses itself.
+FLOAT16_FLAGS = {
+    "float16": (
+        *OPTIMIZER_FLAGS,
+        "--optimizer=hybrid",
+        "--precision=mixed_float16",
+        "--loss_scale=auto",
+    ),
+    "float16-accumulation3": (
+        *OPTIMIZER_FLAGS,
+        "--optimizer=sgd",
+        "--precision=mixed_float16",
+        "--loss_scale=auto",
+        "--gradient_accumulation_steps=3",
+    ),
+}
 RUNS = _runs()
+# Each of these runs must have the digest of the run without an interruption.
+RESUMED = {name: name.removesuffix("-resumed") for name in RUNS if name.endswith("-resumed")}
 # Runs that the tests repeat without --long.
-ALWAYS = ("hybrid-packed-ranks2-accumulation3",)
+ALWAYS = ("hybrid-packed-ranks2-accumulation3", "fit-hybrid")
 
 
 def digest(name: str, data_dir: str, run_dir: str) -> str:
     """Trains a run of `RUNS`; returns a digest of its results on rank 0, else an empty string."""
+    if name in fit_runs.RUNS:
+        return fit_runs.digest(name, run_dir)
     run = RUNS[name]
-    flags = [
-        *run.flags,
-        *COMMON,
-        f"--max_steps={MAX_STEPS}",
-        f"--data_dir={data_dir}",
-        f"--run_dir={run_dir}",
-    ]
+    flags = [*COMMON, *run.flags, f"--data_dir={data_dir}", f"--run_dir={run_dir}"]
     with contextlib.ExitStack() as stack:
         if run.packed:
             stack.enter_context(mock.patch.object(grouped, "xla", _PackedXla()))
-        code, output, errors = in_process.call("hybrid_imagenet.main", flags)
-    assert code == 0, f"{name} ended with code {code}: {output}{errors}"
+        if run.interrupted_after:
+            _train(name, [*flags, f"--max_steps={run.interrupted_after}"])
+            flags.append("--resume")
+        _train(name, [*flags, f"--max_steps={MAX_STEPS}"])
     return (
-        results_digest(pathlib.Path(run_dir))
+        results_digest(pathlib.Path(run_dir), run)
         if os.environ.get("OMPI_COMM_WORLD_RANK", "0") == "0"
         else ""
     )
+
+
+def _train(name: str, flags: list[str]) -> None:
+    code, output, errors = in_process.call("hybrid_imagenet.main", flags)
+    assert code == 0, f"{name} ended with code {code}: {output}{errors}"
 
 
 class _PackedXla:
@@ -158,10 +195,11 @@ class _PackedXla:
     supported = staticmethod(xla.supported)
 
 
-def results_digest(run_dir: pathlib.Path) -> str:
+def results_digest(run_dir: pathlib.Path, run: GuardedRun) -> str:
     """Returns a digest of the last checkpoint's arrays and of the metrics of a run.
 
-    The names of the arrays do not matter.
+    The names of the arrays do not matter. The record of the evaluation at an interruption is not
+    part of it.
     """
     (checkpoint,) = sorted((run_dir / "checkpoints").glob("step-*.npz"))[-1:]
     arrays = []
@@ -172,7 +210,13 @@ def results_digest(run_dir: pathlib.Path) -> str:
             if array.dtype.kind == "f" and array.size > 1:
                 content = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
                 arrays.append(f"{array.dtype} {array.shape} {content}")
-    records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    metrics = [{key: record[key] for key in METRICS if key in record} for record in records]
+    metrics = []
+    for line in (run_dir / "metrics.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        is_epoch = record["kind"] == "epoch"
+        if is_epoch and run.interrupted_after and record["step"] == run.interrupted_after:
+            continue
+        left_out = EPOCH_MEANS if is_epoch and not run.has_epoch_means else ()
+        metrics.append({key: record[key] for key in METRICS if key in record.keys() - left_out})
     text = json.dumps([sorted(arrays), metrics], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -41,5 +41,11 @@ def test_training_ends_with_the_recorded_bits(pools, digits, expected, tmp_path,
     assert digests[0] == expected[name]
 
 
+def test_resumed_runs_have_the_digest_of_the_run_without_an_interruption(expected):
+    assert len(runs.RESUMED) == 6
+    for resumed, whole in runs.RESUMED.items():
+        assert expected[resumed] == expected[whole]
+
+
 def test_hashes_have_a_digest_for_every_guarded_run(expected):
     assert set(expected) == set(runs.RUNS)
