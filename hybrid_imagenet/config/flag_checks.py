@@ -256,7 +256,6 @@ _IGNORED_BY_OTHER_NETWORKS = (
     "initializer",
     "zero_last_gamma",
     "batch_norm",
-    "batch_norm_momentum",
 )
 # Other networks do not support these flags.
 _NOT_FOR_OTHER_NETWORKS = (

@@ -427,7 +427,6 @@ class NetworkFlags:
         unit="GPUs",
         minimum=1,
     )
-    batch_norm_momentum: float = option(0.9, "Decay of the moving average.", minimum=0, maximum=1)
     persistent_batch_norm: bool = option(
         True,
         "On GPUs, use cuDNN's kernels that normalize in one pass, in the layout of the"
@@ -557,8 +556,13 @@ REMOVED = {
     "adabound_beta2": (
         "It is 0.999. In model.fit, hi.optimizers.AdaBound(beta2=...) can change it."
     ),
+    "adamw_beta1": "It is 0.9. In model.fit, hi.optimizers.AdamW(beta1=...) can change it.",
+    "adamw_beta2": "It is 0.999. In model.fit, hi.optimizers.AdamW(beta2=...) can change it.",
     "batch_norm_epsilon": (
         "It is 1e-5. Use your own network, --model=MODULE:FUNCTION, to change it."
+    ),
+    "batch_norm_momentum": (
+        "It is 0.9. Use your own network, --model=MODULE:FUNCTION, to change it."
     ),
     "decoder": "TensorFlow decodes all images. Omit the flag.",
     "eval_offset_epochs": (
@@ -573,6 +577,7 @@ REMOVED = {
     "lr_step_factor": (
         "It is 0.1. Use --lr_schedule=exponential with --lr_decay for another factor."
     ),
+    "muon_other_rate": "It is 1. Omit the flag.",
     "precise_batch_norm_batches": "It is 16. Omit the flag.",
     "xla_programs": "Use --jit_stem or --nojit_stem. The programs norm and shortcut are gone.",
 }

@@ -31,7 +31,6 @@ class Builder:
       zero_last_gamma: whether the last normalization scale of each residual block starts at 0 (Lu
         et al. §2.2.3) instead of 1.
       batch_norm: `last`, `moving` or `precise` (see `normalization.BatchNormalization`).
-      batch_norm_momentum: decay of the moving average.
       batch_norm_epsilon: added to the variance.
       seed: seed of the initial weights. Each layer draws from its own stream (see `layer_seed`).
       sync_allreduce: `(tensor, name) -> sum over ranks`. If set, training normalizes over the
@@ -47,7 +46,6 @@ class Builder:
     initializer: str = "kaiming"
     zero_last_gamma: bool = True
     batch_norm: str = "last"
-    batch_norm_momentum: float = 0.9
     batch_norm_epsilon: float = BATCH_NORM_EPSILON
     seed: int = 0
     sync_allreduce: Callable[[tf.Tensor, str], tf.Tensor] | None = None
@@ -130,7 +128,6 @@ class Builder:
         gamma = "zeros" if last and self.zero_last_gamma else "ones"
         return layer(
             mode=self.batch_norm,
-            momentum=self.batch_norm_momentum,
             epsilon=self.batch_norm_epsilon,
             allreduce=self.sync_allreduce,
             virtual_gpus=self.virtual_gpus,

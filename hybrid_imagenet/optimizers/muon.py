@@ -48,9 +48,9 @@ class Muon(GroupedOptimizer):
     A kernel of a convolution [h, w, in, out] counts as a matrix [h w in, out], and takes the factor
     in front from that matrix, as timm does. The authors' code takes it from height over width, so
     it is 1 for each square kernel. The two differ where outputs > h w in, as in 1x1 convolutions
-    that widen. Weight decay is decoupled. Biases and normalization parameters take
-    w -= lr other_rate d. All of it is float32; the authors orthogonalize in bfloat16, and use
-    another method for the last layer.
+    that widen. Weight decay is decoupled. Biases and normalization parameters take w -= lr d. All
+    of it is float32; the authors orthogonalize in bfloat16, and use another method for the last
+    layer.
 
     Example:
       optimizer = hi.DistributedOptimizer(hi.optimizers.Muon(0.02, weight_decay=0.01))
@@ -66,8 +66,6 @@ class Muon(GroupedOptimizer):
       name: name of the optimizer (default: "", its name in `NAMES`).
       nesterov: whether to use Nesterov's momentum (default: True).
       steps: Newton-Schulz steps in each update (default: 5).
-      other_rate: learning rate of biases and normalization parameters, as a multiple of that of
-        kernels (default: 1.0).
 
     Raises:
       ValueError: if a value is outside its bounds, or the learning rate is not a number.
@@ -93,7 +91,7 @@ class Muon(GroupedOptimizer):
         """Returns the step of one variable, divided by the learning rate, in its shape."""
         is_kernel = self.kinds[position] is ParameterKind.KERNEL
         if not is_kernel or values.shape.rank < 2:
-            return self.options.other_rate * values
+            return values
         outputs = values.shape[-1]
         inputs = math.prod(values.shape[:-1])
         matrix = orthogonalized(tf.reshape(values, [inputs, outputs]), self.options.steps)

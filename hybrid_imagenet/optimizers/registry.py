@@ -209,6 +209,8 @@ class AdamWOptions(Options):
     """Options of `adamw`, with the defaults of `keras.optimizers.AdamW`.
 
     Attributes:
+      beta1: decay of the first moment.
+      beta2: decay of the second moment.
       eps: added to sqrt(v).
     """
 
@@ -219,16 +221,8 @@ class AdamWOptions(Options):
         " weights.",
         default=0.004,
     )
-    beta1: float = option(
-        0.9, "Decay of Adam's first moment.", minimum=0, maximum=0.999999, flag="adamw_beta1"
-    )
-    beta2: float = option(
-        0.999,
-        "Decay of Adam's second moment; 0.95 follows gradients that change faster.",
-        minimum=0,
-        maximum=0.999999,
-        flag="adamw_beta2",
-    )
+    beta1: float = 0.9
+    beta2: float = 0.999
     eps: float = 1e-7
 
 
@@ -274,12 +268,6 @@ class MuonOptions(MomentumOptions):
     )
     nesterov: bool = True
     steps: int = 5
-    other_rate: float = option(
-        1.0,
-        "Learning rate of biases and normalization parameters, over that of kernels.",
-        minimum=0,
-        flag="muon_other_rate",
-    )
 
 
 @dataclasses.dataclass(frozen=True)

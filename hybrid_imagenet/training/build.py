@@ -108,7 +108,6 @@ def model(
         initializer=config.network.initializer,
         zero_last_gamma=config.network.zero_last_gamma,
         batch_norm=config.network.batch_norm,
-        batch_norm_momentum=config.network.batch_norm_momentum,
         seed=config.run.seed,
         width=config.network.model_width,
         stem=config.network.stem,

@@ -60,7 +60,7 @@ def test_classify_by_rank_takes_matrices_for_kernels_and_vectors_for_biases():
         # LARS takes the plain step, LAMB the step of Adam, and Muon that of Nesterov momentum.
         (lambda: LARS(0.5, weight_decay=0.2), 0.5 * 0.25),
         (lambda: LAMB(0.5, eps=1e-12, weight_decay=0.2), 0.5),
-        (lambda: Muon(0.5, 0.9, other_rate=0.1), 0.5 * 0.1 * 1.9 * 0.25),
+        (lambda: Muon(0.5, 0.9), 0.5 * 1.9 * 0.25),
     ],
     ids=["lars", "lamb", "muon"],
 )

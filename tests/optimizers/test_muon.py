@@ -11,7 +11,7 @@ from tests.references.optimizers_reference import muon_step, newton_schulz
 
 @pytest.mark.parametrize(
     ("arguments", "loss_scale"),
-    [({}, 1.0), ({"nesterov": False, "steps": 3, "other_rate": 0.3}, 2.0**15)],
+    [({}, 1.0), ({"nesterov": False, "steps": 3}, 2.0**15)],
 )
 def test_muon_200_steps_follow_the_oracle(arguments, loss_scale):
     def oracle(layer, grad, step, rate):

@@ -160,7 +160,7 @@ def newton_schulz(matrix, steps=5):
     return (u * s) @ v
 
 
-def muon_step(layer, grad, lr, momentum, *, decay=0.01, nesterov=True, steps=5, other_rate=1.0):
+def muon_step(layer, grad, lr, momentum, *, decay=0.01, nesterov=True, steps=5):
     """Updates with u = momentum u + g, orthogonalized as [outputs, inputs]; decoupled decay.
 
     Other parameters use momentum without orthogonalization.
@@ -168,7 +168,7 @@ def muon_step(layer, grad, lr, momentum, *, decay=0.01, nesterov=True, steps=5, 
     layer["m"] = momentum * layer["m"] + grad
     update = grad + momentum * layer["m"] if nesterov else layer["m"]
     if not layer["kernel"]:
-        layer["w"] = layer["w"] - lr * other_rate * update
+        layer["w"] = layer["w"] - lr * update
         return
     matrix = np.moveaxis(update, -1, 0).reshape(update.shape[-1], -1)
     rows, columns = matrix.shape

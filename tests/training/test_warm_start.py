@@ -240,7 +240,7 @@ def test_flags_of_built_in_networks_with_a_user_network_are_rejected():
         "--model_width=8",
         "--ema_decay=0.9",
         "--sync_batch_norm",
-        "--batch_norm_momentum=0.1",
+        "--initializer=xavier",
     ):
         with pytest.raises(
             UserError, match=rf"{flag.partition('=')[0]}=.* is for the built-in networks. Omit it"
