@@ -122,7 +122,7 @@ def plan(config: RunConfig, num_examples: int) -> list[EpochPlan]:
     check_data(config, num_examples)
     schedule = derived.schedule(config)
     stages = derived.batches(config)
-    order = SampleOrder(num_examples, config.run.seed, config.data.remainder)
+    order = SampleOrder(num_examples, config.run.seed)
     image_sizes = derived.sizes(config.network)
     length = RunLength(order, config.run.epochs, config.run.max_steps)
     epochs = []

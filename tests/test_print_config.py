@@ -119,19 +119,13 @@ def test_print_config_prints_all_settings_only_with_all(words, printed, capsys):
     assert "1500 training images" in output
 
 
-@pytest.mark.parametrize("remainder", ["wrap", "drop"])
-def test_plan_has_the_steps_of_a_loop_over_the_examples(remainder):
-    resolved = config.resolve(
-        [*FLAGS, f"--remainder={remainder}", "--batch_schedule=2:*2,4:64x4"], 2
-    )
+def test_plan_has_the_steps_of_a_loop_over_the_examples():
+    resolved = config.resolve([*FLAGS, "--batch_schedule=2:*2,4:64x4"], 2)
     rows = print_config.plan(resolved, 1437)
     offset = 0
     expected = []
     for epoch in range(6):
         batch = 2 * (32 if epoch < 2 else 64 if epoch < 4 else 256)
-        if remainder == "drop":
-            expected.append(1437 // batch)
-            continue
         steps = 0
         while offset < 1437:
             offset += batch

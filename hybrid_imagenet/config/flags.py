@@ -322,12 +322,6 @@ class DataFlags:
         "With --bad_records=skip, fail if there are more bad records on all ranks than this.",
         minimum=0,
     )
-    remainder: str = option(
-        "wrap",
-        "Last, partial batch of an epoch: wrap fills it up from the next epoch (every example"
-        " exactly once per epoch), drop omits it.",
-        choices=("wrap", "drop"),
-    )
     loss: str = option(
         "softmax",
         "softmax: cross-entropy over all classes. sigmoid: the sum of a binary cross-entropy for"
@@ -579,6 +573,10 @@ REMOVED = {
     ),
     "muon_other_rate": "It is 1. Omit the flag.",
     "precise_batch_norm_batches": "It is 16. Omit the flag.",
+    "remainder": (
+        "The last batch of an epoch is filled from the next epoch, so that each image is used once"
+        " per epoch. Omit the flag."
+    ),
     "xla_programs": "Use --jit_stem or --nojit_stem. The programs norm and shortcut are gone.",
 }
 """Flags that were removed: how to do without each, as sentences."""

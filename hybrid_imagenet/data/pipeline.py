@@ -62,21 +62,17 @@ class HostOptions:
     max_bad_records: int = 100
 
 
-def example_order(
-    source: Source, window: int, seed: int = 0, remainder: str = "wrap"
-) -> SampleOrder:
+def example_order(source: Source, window: int, seed: int = 0) -> SampleOrder:
     """Returns the order in which the examples of a source are read.
 
     Args:
       source: the examples.
       window: number of shards that are shuffled together; 0 shuffles all examples together.
       seed: seed of the shuffle.
-      remainder: what happens to the examples at the end of an epoch that do not fill a batch:
-        "wrap" or "drop".
     """
     if window and source.shard_sizes is not None:
-        return ShardOrder(source.shard_sizes, window, seed, remainder)
-    return SampleOrder(source.num_examples, seed, remainder)
+        return ShardOrder(source.shard_sizes, window, seed)
+    return SampleOrder(source.num_examples, seed)
 
 
 def training_batches(

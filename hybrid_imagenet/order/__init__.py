@@ -32,7 +32,8 @@ class ExactBatchSampler:
     One iteration is a pass: it yields the batches that start in the rest of the current epoch, each
     a list of `batch_size` integers. Rank r has the r-th contiguous slice of each global batch. Only
     `advance` changes the state, so batches that a loader has read ahead are not counted. There is
-    no `set_epoch`.
+    no `set_epoch`. The last batch of an epoch is filled from the next epoch, so each example occurs
+    exactly once per epoch.
 
     If a state is loaded, iterators that were created before raise an error instead of yielding
     batches of another epoch.
@@ -51,12 +52,9 @@ class ExactBatchSampler:
       size: number of ranks (default: 1).
       seed: seed of the order, not negative; the same on all ranks (default: 0).
       shuffle: whether each epoch has a new order; False keeps the stored one (default: True).
-      remainder: "wrap" fills the last batch of an epoch from the next epoch, so each example occurs
-        exactly once per epoch. "drop" omits the examples that do not fill a global batch
-        (default: "wrap").
 
     Raises:
-      UserError: for values outside these ranges, or a global batch that "drop" can never fill.
+      UserError: for values outside these ranges.
     """
 
     # Cursor at the start of the current pass. Only iterators with its `_pass_id` may continue.
@@ -77,15 +75,13 @@ class ExactBatchSampler:
         size: int = 1,
         seed: int = 0,
         shuffle: bool = True,
-        remainder: str = "wrap",
     ) -> None:
         _check_rank(batch_size, rank, size)
         self._batch_size = batch_size
         self._rank = rank
         self._size = size
         try:
-            self._order = SampleOrder(num_examples, seed, remainder, shuffle=shuffle)
-            start = self._cursor_after(Cursor(), 0)
+            self._order = SampleOrder(num_examples, seed, shuffle=shuffle)
         except ValueError as error:
             raise UserError(str(error)) from None
         # These values are shown in an error if they differ between ranks.
@@ -94,10 +90,9 @@ class ExactBatchSampler:
             "the batch size": batch_size,
             "the seed of the order": seed,
             "shuffle": shuffle,
-            "remainder": remainder,
         }
         notes.add(notes.ShardNote(rank, size, facts))
-        self._begin_pass(start)
+        self._begin_pass(Cursor())
 
     @property
     def batch_size(self) -> int:
@@ -233,7 +228,7 @@ class ExactBatchSampler:
                 f"{dict(state)} is not a position in {self._order.num_examples} examples. Check the"
                 " dataset."
             )
-        self._begin_pass(self._cursor_after(cursor, 0))
+        self._begin_pass(cursor)
 
     @property
     def _cursor(self) -> Cursor:

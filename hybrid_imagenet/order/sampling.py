@@ -16,7 +16,6 @@ import numpy.typing as npt
 Indices = npt.NDArray[np.int64]
 Weights = npt.NDArray[np.float32]
 
-REMAINDERS = ("wrap", "drop")
 # Half rounds of the Feistel network; one key each.
 _HALF_ROUNDS = 8
 # 2^64 divided by the golden ratio, the increment of SplitMix64.
@@ -44,35 +43,28 @@ class SampleOrder:
     """Shuffles the examples of each epoch, as a function of only (seed, epoch).
 
     Each epoch is a pseudo-random permutation (`permute`). It is exact for every number of examples
-    and independent of NumPy's generators, whose streams may change between versions.
+    and independent of NumPy's generators, whose streams may change between versions. The last batch
+    of an epoch is filled from the next epoch, so that every example occurs exactly once per epoch.
 
     Args:
       num_examples: size of the dataset, at least 1.
       seed: non-negative seed of the order.
-      remainder: `wrap` fills the last batch of an epoch from the next epoch, so that every example
-        occurs exactly once per epoch. `drop` omits the examples of an epoch that do not fill a
-        batch (see `num_dropped`).
       shuffle: False keeps the examples in their stored order.
 
     Attributes:
       window: number of shards that are mixed at a time; 0 if all examples are mixed.
 
     Raises:
-      ValueError: for an empty dataset or an unknown remainder policy.
+      ValueError: for an empty dataset.
     """
 
     window = 0
 
-    def __init__(
-        self, num_examples: int, seed: int = 0, remainder: str = "wrap", *, shuffle: bool = True
-    ) -> None:
+    def __init__(self, num_examples: int, seed: int = 0, *, shuffle: bool = True) -> None:
         if num_examples < 1:
             raise ValueError(f"num_examples={num_examples}: a dataset needs at least one example")
-        if remainder not in REMAINDERS:
-            raise ValueError(f"remainder={remainder!r}: choose one of {', '.join(REMAINDERS)}")
         self.num_examples = num_examples
         self.seed = seed
-        self.remainder = remainder
         self.shuffle = shuffle
         self._epoch_keys = functools.lru_cache(maxsize=8)(lambda epoch: keys(seed, epoch))
 
@@ -88,18 +80,14 @@ class SampleOrder:
           size: number of ranks.
 
         Returns:
-          (examples, epochs): int64 [count / size] each. The epochs differ if a wrapped batch spans
+          (examples, epochs): int64 [count / size] each. The epochs differ if the batch spans
           several.
-
-        Raises:
-          ValueError: if a batch exceeds the dataset under `drop`.
         """
-        start = self._batch_start(cursor, count)
         slice_length = count // size
-        first = start.offset + rank * slice_length
+        first = cursor.offset + rank * slice_length
         # Positions count on over the ends of epochs.
         positions = first + np.arange(slice_length, dtype=np.int64)
-        epochs = start.epoch + positions // self.num_examples
+        epochs = cursor.epoch + positions // self.num_examples
         positions_in_epoch = positions % self.num_examples
         examples = np.empty_like(positions)
         for epoch in np.unique(epochs):
@@ -109,16 +97,8 @@ class SampleOrder:
 
     def advance(self, cursor: Cursor, count: int, batches: int = 1) -> Cursor:
         """Returns the cursor after `batches` batches of `count` examples, in constant time."""
-        start = self._batch_start(cursor, count)
-        if self.remainder == "wrap":
-            epochs, offset = divmod(start.offset + batches * count, self.num_examples)
-            return Cursor(start.epoch + epochs, offset)
-        remaining_batches = (self.num_examples - start.offset) // count
-        if batches < remaining_batches:
-            return Cursor(start.epoch, start.offset + batches * count)
-        batches_per_epoch = self.num_examples // count
-        epochs, batches_in_last = divmod(batches - remaining_batches, batches_per_epoch)
-        return Cursor(start.epoch + 1 + epochs, batches_in_last * count)
+        epochs, offset = divmod(cursor.offset + batches * count, self.num_examples)
+        return Cursor(cursor.epoch + epochs, offset)
 
     def batches_in_epoch(self, count: int, offset: int = 0) -> int:
         """Returns the number of batches that begin in an epoch.
@@ -127,19 +107,7 @@ class SampleOrder:
           count: examples per batch.
           offset: examples of the epoch that are already consumed.
         """
-        remaining = self.num_examples - offset
-        if self.remainder == "drop":
-            return remaining // count
-        return -(-remaining // count)
-
-    def num_dropped(self, count: int, offset: int = 0) -> int:
-        """Returns the number of examples of an epoch that are in no batch; 0 under `wrap`.
-
-        Args:
-          count: examples per batch.
-          offset: examples of the epoch that are already consumed.
-        """
-        return (self.num_examples - offset) % count if self.remainder == "drop" else 0
+        return -(-(self.num_examples - offset) // count)
 
     def position(self, cursor: Cursor) -> float:
         """Returns the cursor as a fractional number of epochs since the start of training."""
@@ -166,17 +134,6 @@ class SampleOrder:
         """
         del cursor
         return ()
-
-    def _batch_start(self, cursor: Cursor, count: int) -> Cursor:
-        """Returns the cursor at which the next batch starts.
-
-        Under `drop` that is the next epoch if the rest of this one does not fill a batch.
-        """
-        if self.remainder == "wrap":
-            return cursor
-        if count > self.num_examples:
-            raise ValueError(f"a batch of {count} is larger than the {self.num_examples} examples")
-        return cursor if self.num_examples - cursor.offset >= count else Cursor(cursor.epoch + 1, 0)
 
 
 def padded_rank_slice(

@@ -48,21 +48,14 @@ class ShardOrder(SampleOrder):
       shard_sizes: examples in each shard (int [s]); example numbers count through the shards.
       window: shards that are mixed at a time, at least 1.
       seed: non-negative seed of the order.
-      remainder: as in `SampleOrder`.
 
     Raises:
-      ValueError: for an empty dataset or an unknown remainder policy.
+      ValueError: for an empty dataset.
     """
 
-    def __init__(
-        self,
-        shard_sizes: Sequence[int] | Indices,
-        window: int,
-        seed: int = 0,
-        remainder: str = "wrap",
-    ):
+    def __init__(self, shard_sizes: Sequence[int] | Indices, window: int, seed: int = 0):
         sizes = np.asarray(shard_sizes, np.int64)
-        super().__init__(int(sizes.sum()), seed, remainder)
+        super().__init__(int(sizes.sum()), seed)
         self.window = window
         self._sizes = sizes
         self._first_examples = np.cumsum(sizes) - sizes

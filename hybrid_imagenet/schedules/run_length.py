@@ -79,8 +79,7 @@ class RunLength:
             )
             if self.max_steps is not None:
                 steps = min(steps, self.max_steps - step)
-            # Under `drop`, an epoch whose rest is smaller than a batch has no steps left.
-            end = self.order.advance(cursor, count, steps) if steps else Cursor(cursor.epoch + 1, 0)
+            end = self.order.advance(cursor, count, steps)
             yield Span(cursor.epoch, cursor, steps, end)
             cursor = end
             step += steps

@@ -81,7 +81,7 @@ def check_shuffle_window(data: DataFlags, source: Source) -> None:
 def sample_order(config: RunConfig, source: Source) -> SampleOrder:
     """Returns the order of training examples."""
     data = config.data
-    return pipeline.example_order(source, data.shuffle_window or 0, config.run.seed, data.remainder)
+    return pipeline.example_order(source, data.shuffle_window or 0, config.run.seed)
 
 
 def model(

@@ -63,8 +63,6 @@ class TrainingData:
         self._image_sizes = derived.sizes(config.network)
         self._stream: pipeline.Batches | None = None
         self._start = Cursor()
-        # Position in an epoch that a resumed run does not continue.
-        self._abandoned_at: Cursor | None = None
         self._is_class_list_checked = False
 
     def micro_batches(self, epoch: int) -> tuple[int, int]:
@@ -91,20 +89,6 @@ class TrainingData:
             "accumulation": accumulation,
             "image_size": self._image_sizes.at(epoch),
         }
-
-    def resume_at(self, cursor: Cursor) -> Cursor:
-        """Returns the position of the first batch that a resumed run trains.
-
-        With --remainder=drop and a larger batch than before, it may be in the next epoch. The
-        position in the epoch that is not continued is kept for `num_examples_read`.
-
-        Args:
-          cursor: position of the checkpoint.
-        """
-        first = self.order.advance(cursor, self.global_batch(cursor.epoch), batches=0)
-        if first != cursor:
-            self._abandoned_at = cursor
-        return first
 
     def stream(self, cursor: Cursor, step: int = 0) -> Iterator[Batch]:
         """Returns an iterator over the micro-batches from a cursor to the end of training.
@@ -141,12 +125,7 @@ class TrainingData:
           epoch: counted from 0.
           cursor: in this epoch, or after it.
         """
-        if cursor.epoch == epoch:
-            return cursor.offset
-        if self._abandoned_at is not None and self._abandoned_at.epoch == epoch:
-            return self._abandoned_at.offset
-        offset = self._start.offset if epoch == self._start.epoch else 0
-        return self.source.num_examples - self.order.num_dropped(self.global_batch(epoch), offset)
+        return cursor.offset if cursor.epoch == epoch else self.source.num_examples
 
     def check_class_list(self, epoch: int, cursor: Cursor, largest_label: int) -> None:
         """Warns once, on rank 0, if the list of classes has more of them than an epoch has shown.

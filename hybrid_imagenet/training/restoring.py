@@ -85,7 +85,6 @@ def _restore_position(run: RunComponents, meta: Mapping[str, Any]) -> None:
       meta: description of the checkpoint.
     """
     run.state.restore(meta["state"])
-    run.state.cursor = run.data.resume_at(run.state.cursor)
     if run.state.has_reached(run.config.run.stop_at_top1):
         run.state.stop = "target"
     # Without --hybrid_ramp_epochs the schedule omits LARS's share, which then is 1.

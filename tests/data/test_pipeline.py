@@ -38,15 +38,6 @@ def train(source, order, start, sizes, rank, size, epochs=1, **options):
     )  # fmt: skip
 
 
-def test_training_batches_with_drop_omit_the_remainder():
-    batches = labels(
-        train(SOURCE, SampleOrder(N, remainder="drop"), Cursor(), (100, 1), 0, 1, epochs=2)
-    )
-    assert len(batches) == 20
-    for epoch in (batches[:10], batches[10:]):
-        assert len({label for batch in epoch for label in batch}) == 1000
-
-
 def test_training_batches_may_change_their_size_between_epochs_on_all_ranks():
     order = SampleOrder(N, seed=4)
     sizes = {0: (32, 1), 1: (48, 1), 2: (32, 3)}.__getitem__

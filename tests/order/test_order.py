@@ -101,14 +101,6 @@ def test_sampler_length_is_that_of_the_current_pass():
     assert (sampler.epoch, sampler.position) == (4, 4.0)
 
 
-def test_sampler_with_drop_omits_the_rest_of_an_epoch():
-    sampler = ExactBatchSampler(10, 2, size=2, remainder="drop", shuffle=False)
-    assert list(trained(sampler, 1)) == [[0, 1], [4, 5]]
-    assert sampler.state_dict() == {"epoch": 1, "offset": 0}
-    sampler.load_state_dict({"epoch": 1, "offset": 8})
-    assert (len(sampler), sampler.state_dict()) == (2, {"epoch": 2, "offset": 0})
-
-
 def test_sampler_pass_may_be_abandoned_and_started_again():
     sampler = ExactBatchSampler(COUNT, BATCH, seed=SEED)
     first = next(iter(sampler))
@@ -137,7 +129,6 @@ def test_sampler_second_pass_without_advance_is_rejected():
         lambda: ExactBatchSampler(0, 1),
         lambda: ExactBatchSampler(5, 0),
         lambda: ExactBatchSampler(5, 1, rank=2, size=2),
-        lambda: ExactBatchSampler(5, 3, size=2, remainder="drop"),
         lambda: ExactBatchSampler(5, 1).load_state_dict({"epoch": 0}),
         lambda: ExactBatchSampler(5, 1).load_state_dict({"epoch": 0, "offset": 5}),
         lambda: ExactBatchSampler(5, 1).load_state_dict({"epoch": -1, "offset": 0}),

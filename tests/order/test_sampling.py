@@ -65,39 +65,24 @@ def test_sample_order_with_wrap_gives_each_example_once_per_epoch(n, steps):
 
 @given(
     st.integers(1, 200),
-    st.sampled_from(["wrap", "drop"]),
     st.integers(1, 50),
     st.integers(0, 30),
     st.integers(0, 199),
 )
 @settings(max_examples=200, deadline=None)
-def test_advance_by_many_batches_equals_many_advances_by_one(n, remainder, count, batches, offset):
-    order = SampleOrder(n, remainder=remainder)
+def test_advance_by_many_batches_equals_many_advances_by_one(n, count, batches, offset):
+    order = SampleOrder(n)
     count = min(count, n)
     start = Cursor(2, offset % n)
     cursor = start
     for _ in range(batches):
         cursor = order.advance(cursor, count)
-    if batches or n - start.offset >= count or remainder == "wrap":
-        assert order.advance(start, count, batches) == cursor
+    assert order.advance(start, count, batches) == cursor
 
 
-def test_sample_order_with_drop_omits_and_counts_the_rest():
-    order = SampleOrder(10, seed=1, remainder="drop")
-    second = order.advance(Cursor(), 4)
-    assert order.advance(second, 4) == Cursor(1, 0)
-    assert len({*order.rank_slice(Cursor(), 4)[0], *order.rank_slice(second, 4)[0]}) == 8
-    assert order.batches_in_epoch(4) == 2
-    assert order.num_dropped(4) == 2
-    # This cursor is from a smaller batch.
-    after, _ = order.rank_slice(Cursor(0, 8), 4)
-    assert after.tolist() == order.at(1, np.arange(4)).tolist()
-
-
-def test_sample_order_with_wrap_counts_batches_that_begin_in_the_epoch():
+def test_sample_order_counts_batches_that_begin_in_the_epoch():
     order = SampleOrder(10)
     assert [order.batches_in_epoch(4, offset) for offset in (0, 2, 9)] == [3, 2, 1]
-    assert order.num_dropped(4) == 0
     assert order.advance(Cursor(), 4, 3) == Cursor(1, 2)
     assert order.position(Cursor(1, 2)) == 1.2
 
@@ -112,17 +97,9 @@ def test_rank_slice_without_shuffling_keeps_the_stored_order():
     assert SampleOrder(5, shuffle=False).rank_slice(Cursor(0, 3), 4)[0].tolist() == [3, 4, 0, 1]
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        lambda: SampleOrder(0),
-        lambda: SampleOrder(5, remainder="pad"),
-        lambda: SampleOrder(5, remainder="drop").rank_slice(Cursor(), 6),
-    ],
-)
-def test_sample_order_with_invalid_arguments_is_rejected(wrong):
-    with pytest.raises(ValueError, match=r"batch|remainder|num_examples"):
-        wrong()
+def test_sample_order_without_examples_is_rejected():
+    with pytest.raises(ValueError, match="num_examples=0"):
+        SampleOrder(0)
 
 
 def test_seeds_depend_on_each_of_seed_epoch_and_example():

@@ -16,9 +16,6 @@ def spans_one_by_one(length, batch, cursor=None, step=0):
     while not length.is_over(cursor, step):
         epoch = cursor.epoch
         count = batch(epoch)
-        if not order.batches_in_epoch(count, cursor.offset):
-            cursor = Cursor(epoch + 1, 0)
-            continue
         cursor = order.advance(cursor, count)
         step += 1
         if not spans or spans[-1][0] != epoch:
@@ -29,29 +26,23 @@ def spans_one_by_one(length, batch, cursor=None, step=0):
 
 
 @pytest.mark.parametrize(
-    ("examples", "remainder", "epochs", "max_steps", "steps", "end"),
+    ("examples", "epochs", "max_steps", "steps", "end"),
     [
-        (60, "wrap", 2, None, 15, 2.0),
-        (60, "wrap", 1, None, 8, 64 / 60),
-        (60, "drop", 2, None, 14, 2.0),
+        (60, 2, None, 15, 2.0),
+        (60, 1, None, 8, 64 / 60),
         # The run ends with the first update after which 30 images are done.
-        (60, "wrap", 0.5, None, 4, 32 / 60),
+        (60, 0.5, None, 4, 32 / 60),
         # Three updates take exactly 24 images.
-        (60, "wrap", 0.4, None, 3, 24 / 60),
-        (60, "drop", 1.5, None, 11, 1 + 32 / 60),
-        # The remaining 4 images do not fill a batch.
-        (60, "drop", 0.95, None, 7, 1.0),
-        (60, "wrap", 1e-5, None, 1, 8 / 60),
-        (60, "wrap", 90, 5, 5, 40 / 60),
-        (60, "wrap", 90, 9, 9, 72 / 60),
-        (60, "wrap", 1, 100, 8, 64 / 60),
-        (1281167, "wrap", 0.1, None, 16015, 16015 * 8 / 1281167),
+        (60, 0.4, None, 3, 24 / 60),
+        (60, 1e-5, None, 1, 8 / 60),
+        (60, 90, 5, 5, 40 / 60),
+        (60, 90, 9, 9, 72 / 60),
+        (60, 1, 100, 8, 64 / 60),
+        (1281167, 0.1, None, 16015, 16015 * 8 / 1281167),
     ],
 )
-def test_run_length_spans_end_at_the_last_update(
-    examples, remainder, epochs, max_steps, steps, end
-):
-    order = SampleOrder(examples, 0, remainder)
+def test_run_length_spans_end_at_the_last_update(examples, epochs, max_steps, steps, end):
+    order = SampleOrder(examples)
     length = RunLength(order, epochs, max_steps)
     spans = list(length.spans(lambda epoch: 8))
     assert sum(span.steps for span in spans) == steps
@@ -60,11 +51,10 @@ def test_run_length_spans_end_at_the_last_update(
     assert length.end_position(lambda epoch: 8) == pytest.approx(min(end, epochs))
 
 
-@pytest.mark.parametrize("remainder", ["wrap", "drop"])
 @pytest.mark.parametrize("epochs", [1, 2.3, 3])
 @pytest.mark.parametrize("max_steps", [None, 1, 11])
-def test_run_length_spans_equal_the_updates_one_by_one(remainder, epochs, max_steps):
-    length = RunLength(SampleOrder(61, 0, remainder), epochs, max_steps)
+def test_run_length_spans_equal_the_updates_one_by_one(epochs, max_steps):
+    length = RunLength(SampleOrder(61), epochs, max_steps)
     batch = {0: 8, 1: 20, 2: 7}.get
     for cursor, step in ((Cursor(), 0), (Cursor(0, 56), 7), (Cursor(1, 20), 9)):
         spans = length.spans(batch, cursor, step)
