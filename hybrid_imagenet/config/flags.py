@@ -297,15 +297,10 @@ class DataFlags:
     )
     data_memory_gb: float = option(
         4.0,
-        "Memory of a rank for reading and decoding ahead (half) and for row groups or the cache"
+        "Memory of a rank for reading and decoding ahead (half) and for row groups of Parquet"
         " (half).",
         unit="GB",
         minimum=0.01,
-    )
-    data_cache: str = option(
-        "none",
-        "Keep encoded images in memory after they were first read (half of --data_memory_gb).",
-        choices=("none", "encoded"),
     )
     data_cache_dir: str | None = option(
         None,
@@ -557,6 +552,9 @@ REMOVED = {
     ),
     "batch_norm_momentum": (
         "It is 0.9. Use your own network, --model=MODULE:FUNCTION, to change it."
+    ),
+    "data_cache": (
+        "The operating system keeps files that were read in free memory. Omit the flag."
     ),
     "decoder": "TensorFlow decodes all images. Omit the flag.",
     "eval_offset_epochs": (

@@ -94,7 +94,6 @@ _FLAGS = {
     "num_examples": "num_examples",
     "val_fraction": "val_fraction",
     "storage_timeout": "storage_timeout",
-    "cache": "data_cache",
     "cache_dir": "data_cache_dir",
 }
 """Maps attributes of a `DatasetRequest` to the flags that set them."""
@@ -137,8 +136,7 @@ class DatasetRequest:
       num_classes: number of classes of synthetic images, or of files that do not state it. For a
         folder, the number of its directories, if some of them have no images.
       num_examples: number of images in the training split of a synthetic dataset.
-      memory_bytes: limit on the bytes that are kept in memory, as Parquet row groups or as cache.
-      cache: "encoded" keeps encoded images in memory after they were read; "none" keeps nothing.
+      memory_bytes: limit on the bytes of Parquet row groups that are kept in memory.
       cache_dir: local directory for copies of the files at a URL.
       val_fraction: fraction of each class to use for validation, for a folder that has no
         validation split.
@@ -151,7 +149,6 @@ class DatasetRequest:
     num_classes: int | None = None
     num_examples: int | None = None
     memory_bytes: int = 1 << 30
-    cache: str = "none"
     cache_dir: str | None = None
     val_fraction: float = 0.0
     storage_timeout: float = 120.0
@@ -210,13 +207,7 @@ class DatasetRequest:
           UserError: if the dataset does not exist or cannot be used.
         """
         source: Source = self._call_source_module("open_split")
-        # A source with a `side` already has all pixels in memory.
-        has_nothing_to_cache = source.reuse_decoded_batch or source.side is not None
-        if self.cache == "none" or has_nothing_to_cache:
-            return source
-        from hybrid_imagenet.data.sources.wrappers import CachedSource
-
-        return CachedSource(source, self.memory_bytes)
+        return source
 
     def _call_source_module(self, function: str) -> Any:
         """Returns the result of `probe_split` or `open_split` of the source's module."""

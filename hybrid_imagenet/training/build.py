@@ -22,7 +22,7 @@ from hybrid_imagenet.data import augmentations, class_sizes, device, listing, pi
 from hybrid_imagenet.data.datasets import SPLITS, DatasetRequest
 from hybrid_imagenet.data.image_mixing import ImageMixer
 from hybrid_imagenet.data.sources.source import Source
-from hybrid_imagenet.data.sources.wrappers import Subset
+from hybrid_imagenet.data.sources.subset import Subset
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.models import factory
 from hybrid_imagenet.models.blocks import BATCH_NORM_EPSILON
@@ -325,6 +325,6 @@ def _prefetch_device() -> str | None:
 def _half_memory(data: DataFlags) -> int:
     """Returns half of --data_memory_gb in bytes.
 
-    One half is for batches that are read ahead, the other for the dataset's row groups or cache.
+    One half is for batches that are read ahead, the other for the row groups of Parquet.
     """
     return int(data.data_memory_gb * 1e9 / 2)

@@ -10,7 +10,7 @@ import pytest
 from hybrid_imagenet import data
 from hybrid_imagenet.checkpoints.archive import CheckpointArchive
 from hybrid_imagenet.comm import SingleProcess
-from hybrid_imagenet.data.sources.wrappers import Subset
+from hybrid_imagenet.data.sources.subset import Subset
 from hybrid_imagenet.errors import EXIT_USAGE, SharedError, UserError
 from hybrid_imagenet.training import same_data
 from tests.data import support

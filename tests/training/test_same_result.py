@@ -32,13 +32,6 @@ def plain(tiny_data, tmp_path_factory):
     return run(tiny_data, tmp_path_factory.mktemp("plain") / "run")
 
 
-def test_data_cache_in_memory_gives_the_same_result(plain, tiny_data, tmp_path):
-    epoch, arrays = run(tiny_data, tmp_path / "run", "--data_cache=encoded")
-    for name, value in plain[1].items():
-        np.testing.assert_array_equal(arrays[name], value, err_msg=name)
-    assert epoch["reads"] == plain[0]["reads"] == program.TRAIN
-
-
 @pytest.mark.slow
 def test_jit_compile_gives_the_same_result_except_for_rounding(plain, tiny_data, tmp_path):
     with mock.patch.object(build, "TrainStep", wraps=build.TrainStep) as train_step:

@@ -190,8 +190,8 @@ def test_causes_follow_from_the_times_in_the_records(tmp_path):
 CAUSES = [
     (
         "input",
-        {"data_cache": "none"},
-        ["--data_cache=encoded"],
+        {"dataset": "folder"},
+        ["hybrid-imagenet data prepare --from=folder --resize=256"],
     ),
     (
         "exposed communication",

@@ -1,4 +1,4 @@
-"""Sources that wrap another one: a subset of its examples, and a cache in memory."""
+"""A source that is a subset of the examples of another one."""
 
 from __future__ import annotations
 
@@ -65,55 +65,3 @@ class Subset(Source):
 
     def locate(self, index: int) -> tuple[str, int]:
         return self._source.locate(int(self._indices[index]))
-
-
-class CachedSource(Source):
-    """Keeps the encoded images of another source in memory, so that each is read once.
-
-    Images that are in memory stay there. In a shuffled order every image is equally likely to be
-    the next, so replacing one with another would gain nothing. Once the limit is reached, the
-    remaining images are read from storage each time.
-
-    Args:
-      source: the source to read from.
-      max_bytes: maximum total size of the images in memory.
-    """
-
-    def __init__(self, source: Source, max_bytes: int) -> None:
-        super().__init__()
-        self._source = source
-        self._max_bytes = max_bytes
-        self._examples: dict[int, tuple[bytes, int]] = {}
-        self._cached_bytes = 0
-        self.reads = source.reads
-        self.num_examples = source.num_examples
-        self.num_classes = source.num_classes
-        self.class_names = source.class_names
-        self.notes = source.notes
-        self.shard_sizes = source.shard_sizes
-        self.file_names = source.file_names
-        self.unverified_class_list = source.unverified_class_list
-        self.labels_seen = source.labels_seen
-
-    def stored_labels(self) -> npt.NDArray[np.int64] | None:
-        return self._source.stored_labels()
-
-    def locate(self, index: int) -> tuple[str, int]:
-        return self._source.locate(index)
-
-    def prefetch(self, shards: Sequence[int]) -> None:
-        self._source.prefetch(shards)
-
-    def read_one(self, index: int) -> tuple[bytes, int]:
-        """Returns an example from memory, or reads it and keeps it while there is room."""
-        cached = self._examples.get(index)
-        if cached is not None:
-            return cached
-        example = self._source.read_one(index)
-        size = len(example[0])
-        if self._cached_bytes + size > self._max_bytes:
-            return example
-        # If several threads read the same image, count only the one that was stored.
-        if self._examples.setdefault(index, example) is example:
-            self._cached_bytes += size
-        return example
