@@ -24,7 +24,6 @@ _DRIVER = "libcuda.so.1"
 # Numbers of CUDA for cuDeviceGetAttribute.
 _CAPABILITY_MAJOR = 75
 _CAPABILITY_MINOR = 76
-_XLA_CACHE_FLAG = "--tf_xla_persistent_cache_directory"
 # For a GPU newer than all kernels, the driver compiles kernels from PTX code. From Blackwell
 # (compute capability 10) on, XLA fails on the result.
 _FIRST_MAJOR_WITHOUT_PTX = 10
@@ -41,7 +40,6 @@ def configure_gpu_environment(
 
     The cores are those next to the rank's GPU. If the GPUs of several ranks are next to the same
     cores, the ranks are bound only if none gets fewer cores than its share of the host.
-    HYBRID_IMAGENET_BIND=0 turns binding off.
 
     Variables that the user has set stay as they are. Without GPUs the variables have no effect.
 
@@ -57,11 +55,8 @@ def configure_gpu_environment(
     """
     load_cusolver()
     prefer_fast_kernels(environ, persistent)
-    keep_compiled_programs(environ)
     # CUDA then numbers GPUs like nvidia-smi and `pci_addresses`.
     environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    if environ.get("HYBRID_IMAGENET_BIND", "1") == "0":
-        return
     available_cores = os.sched_getaffinity(0)
     cores_by_rank = [
         numa_cores(rank, environ, root) & available_cores for rank in range(local_size)
@@ -98,24 +93,6 @@ def prefer_fast_kernels(environ: MutableMapping[str, str], persistent: bool = Tr
     environ.setdefault("TF_GPU_THREAD_MODE", "gpu_private")
     environ.setdefault("TF_GPU_THREAD_COUNT", "2")
     environ.setdefault("TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT", "1" if persistent else "0")
-
-
-def keep_compiled_programs(environ: MutableMapping[str, str]) -> None:
-    """Makes XLA load programs that an earlier start has compiled, if a directory is set for them.
-
-    HYBRID_IMAGENET_XLA_CACHE names the directory. The names of the files in it depend on the
-    program, but not on the kind of GPU, so each kind needs its own directory. Programs for CPUs are
-    not kept, because TensorFlow then warns at each start that the CPU may differ.
-
-    Args:
-      environ: Environment variables, which are changed.
-    """
-    directory = environ.get("HYBRID_IMAGENET_XLA_CACHE")
-    flags = environ.get("TF_XLA_FLAGS", "")
-    if not directory or _XLA_CACHE_FLAG in flags:
-        return
-    added = f"{_XLA_CACHE_FLAG}={directory} --tf_xla_persistent_cache_device_types=GPU"
-    environ["TF_XLA_FLAGS"] = f"{flags} {added}".strip()
 
 
 def numa_cores(local_rank: int, environ: Mapping[str, str], root: Path = Path("/")) -> set[int]:

@@ -17,8 +17,8 @@ from hybrid_imagenet.errors import missing_tensorflow_message
 def import_tensorflow() -> None:
     """Imports TensorFlow without its greeting, unless it is imported already.
 
-    HYBRID_IMAGENET_TF_LOG=1 shows the greeting. Ranks of a job with a supervisor print it too, but
-    the supervisor drops it (`resilience.launcher_output`).
+    Ranks of a job with a supervisor print it, but the supervisor drops it
+    (`resilience.launcher_output`).
 
     Raises:
       ModuleNotFoundError: If TensorFlow is not installed, with the remedy.
@@ -26,8 +26,8 @@ def import_tensorflow() -> None:
     if "tensorflow" in sys.modules:
         return
     # The threads of a rank that has a supervisor write lines to it through file descriptor 2.
-    is_shown = os.environ.get("HYBRID_IMAGENET_TF_LOG") == "1" or JOB_VARIABLE in os.environ
-    with contextlib.nullcontext() if is_shown else _native_stderr_dropped():
+    has_supervisor = JOB_VARIABLE in os.environ
+    with contextlib.nullcontext() if has_supervisor else _native_stderr_dropped():
         try:
             import tensorflow  # noqa: F401
         except ModuleNotFoundError as missing:

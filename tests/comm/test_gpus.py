@@ -1,7 +1,6 @@
 """Tests configuring a rank's GPU on synthetic trees of /proc and /sys, and unsupported GPUs."""
 
 import os
-import subprocess
 import sys
 from unittest import mock
 
@@ -74,19 +73,14 @@ def test_configure_gpu_environment_loads_cusolver_from_its_package(tmp_path, mon
 def test_rank_is_bound_to_the_cores_of_its_gpu_unless_it_is_bound_already(host, monkeypatch):
     bound_cores = []
     monkeypatch.setattr(os, "sched_setaffinity", lambda process, cores: bound_cores.append(cores))
-    for allowed_cores, variables in (
-        (range(13), {}),
-        ({5, 6}, {}),
-        ({0, 1}, {}),
-        (range(13), {"HYBRID_IMAGENET_BIND": "0"}),
-    ):
+    for allowed_cores in (range(13), {5, 6}, {0, 1}):
         monkeypatch.setattr(
             os, "sched_getaffinity", lambda process, allowed_cores=allowed_cores: set(allowed_cores)
         )
-        gpus.configure_gpu_environment(2, 3, dict(variables), True, host)
+        gpus.configure_gpu_environment(2, 3, {}, True, host)
         # Two GPUs share a node that has fewer cores than two ranks need.
-        gpus.configure_gpu_environment(1, 2, dict(variables), True, host)
-        gpus.configure_gpu_environment(0, 1, dict(variables), True, host)
+        gpus.configure_gpu_environment(1, 2, {}, True, host)
+        gpus.configure_gpu_environment(0, 1, {}, True, host)
     assert bound_cores == [{4, 5, 6, 7, 12}]
 
 
@@ -102,34 +96,6 @@ def test_configure_gpu_environment_sets_only_variables_that_are_not_set(tmp_path
     environ = dict.fromkeys(environ, "mine")
     gpus.configure_gpu_environment(0, 1, environ, True, tmp_path)
     assert set(environ.values()) == {"mine"}
-
-
-def test_keep_compiled_programs_adds_the_directory_once():
-    environ = {"TF_XLA_FLAGS": "--tf_xla_clustering_debug"}
-    gpus.keep_compiled_programs(environ)
-    assert environ == {"TF_XLA_FLAGS": "--tf_xla_clustering_debug"}
-    environ["HYBRID_IMAGENET_XLA_CACHE"] = "/cache/h100"
-    for _ in range(2):
-        gpus.keep_compiled_programs(environ)
-        assert environ["TF_XLA_FLAGS"] == (
-            "--tf_xla_clustering_debug --tf_xla_persistent_cache_directory=/cache/h100"
-            " --tf_xla_persistent_cache_device_types=GPU"
-        )
-
-
-def test_keep_compiled_programs_makes_xla_write_to_the_directory(tmp_path):
-    # The flags are the same as on a GPU, except for the kind of device.
-    environ = {"HYBRID_IMAGENET_XLA_CACHE": str(tmp_path)}
-    gpus.keep_compiled_programs(environ)
-    flags = environ["TF_XLA_FLAGS"].replace("types=GPU", "types=CPU")
-    program = (
-        "import tensorflow as tf; "
-        "tf.function(lambda x: x * x + 1.0, jit_compile=True)(tf.ones([8]))"
-    )
-    environment = os.environ | {"TF_XLA_FLAGS": flags}
-    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=120)
-    (path,) = tmp_path.glob("*.pb")
-    assert path.stat().st_size
 
 
 @pytest.mark.parametrize(

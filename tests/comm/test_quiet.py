@@ -34,7 +34,6 @@ def stderr_of(folder, **environ):
     ("environ", "first"),
     [
         ({}, ""),
-        ({"HYBRID_IMAGENET_TF_LOG": "1"}, "native\n"),
         ({"HYBRID_IMAGENET_JOB": "0" * 32}, "native\n"),
     ],
 )
