@@ -362,7 +362,6 @@ def public_names():
         if module == "optimizers":
             locations = [spec.constructor.split(":") for spec in OPTIMIZERS.values()]
             locations.append([f"{home}.average", "WeightAverage"])
-            locations += [[home, "create"], [home, "NAMES"]]
         else:
             _, exported = find_definition(home, "__all__")
             locations = [[home, name] for name in ast.literal_eval(exported.value)]

@@ -20,14 +20,11 @@ _CLASSES = {
     method.constructor.rpartition(":")[2]: method.constructor for method in OPTIMIZERS.values()
 }
 _CLASSES["WeightAverage"] = "hybrid_imagenet.optimizers.average:WeightAverage"
-__all__ = ["NAMES", "create", *_CLASSES]
+__all__ = [*_CLASSES]
 
 
 def create(optimizer: str, **arguments: Any) -> GroupedOptimizer:
     """Creates an optimizer by its name.
-
-    Example:
-      optimizer = hi.optimizers.create("lars", learning_rate=10.0, weight_decay=5e-5)
 
     Args:
       optimizer: one of `NAMES`.

@@ -35,7 +35,7 @@ class AdaBound(GroupedOptimizer):
       decay_all: whether biases and normalization parameters decay too (default: False).
       global_clipnorm: largest norm of the gradient of all weights together, averaged over ranks.
         Larger gradients are scaled down to it (default: None, no clipping).
-      name: name of the optimizer (default: "", its name in `NAMES`).
+      name: name of the optimizer (default: "", as for --optimizer).
       final_lr: learning rate of SGD at which the bounds close, at the peak of lr (default: 0.1).
       gamma: how fast the bounds close, per update (default: 0.001).
       beta1: b1, decay of the first moment (default: 0.9).

@@ -42,7 +42,7 @@ class LAMB(GroupedOptimizer):
       decay_all: whether biases and normalization parameters decay too (default: False).
       global_clipnorm: largest norm of the gradient of all weights together, averaged over ranks.
         Larger gradients are scaled down to it (default: None, no clipping).
-      name: name of the optimizer (default: "", its name in `NAMES`).
+      name: name of the optimizer (default: "", as for --optimizer).
       beta1: b1, decay of the first moment (default: 0.9).
       beta2: b2, decay of the second moment (default: 0.999).
       eps: added to the root of the second moment (default: 1e-06).

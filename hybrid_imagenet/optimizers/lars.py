@@ -119,7 +119,7 @@ class LARS(LayerScaledOptimizer):
       decay_all: whether biases and normalization parameters decay too (default: False).
       global_clipnorm: largest norm of the gradient of all weights together, averaged over ranks.
         Larger gradients are scaled down to it (default: None, no clipping).
-      name: name of the optimizer (default: "", its name in `NAMES`).
+      name: name of the optimizer (default: "", as for --optimizer).
       eta: trust coefficient; MLPerf uses 0.001 with learning rates of 7 and more (default: None,
         derived by `fit`).
       eps: guard of the ratio's denominator (default: 0.0).

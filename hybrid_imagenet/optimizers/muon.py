@@ -63,7 +63,7 @@ class Muon(GroupedOptimizer):
       decay_all: whether biases and normalization parameters decay too (default: False).
       global_clipnorm: largest norm of the gradient of all weights together, averaged over ranks.
         Larger gradients are scaled down to it (default: None, no clipping).
-      name: name of the optimizer (default: "", its name in `NAMES`).
+      name: name of the optimizer (default: "", as for --optimizer).
       nesterov: whether to use Nesterov's momentum (default: True).
       steps: Newton-Schulz steps in each update (default: 5).
 

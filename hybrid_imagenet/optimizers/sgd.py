@@ -32,7 +32,7 @@ class SGD(GroupedOptimizer):
       decay_all: whether biases and normalization parameters decay too (default: False).
       global_clipnorm: largest norm of the gradient of all weights together, averaged over ranks.
         Larger gradients are scaled down to it (default: None, no clipping).
-      name: name of the optimizer (default: "", its name in `NAMES`).
+      name: name of the optimizer (default: "", as for --optimizer).
       nesterov: whether to use Nesterov's momentum (default: False).
       decoupled_decay: whether each update subtracts weight_decay * learning rate / its peak times
         the weights, instead of adding decay to the gradient. The peak is that of a schedule of

@@ -13,13 +13,12 @@ from hybrid_imagenet.schedules.for_fit import (
     polynomial,
     step,
 )
-from hybrid_imagenet.schedules.training_schedule import Schedule, create
+from hybrid_imagenet.schedules.training_schedule import Schedule
 
 __all__ = [
     "Schedule",
     "constant",
     "cosine",
-    "create",
     "exponential",
     "hybrid",
     "polynomial",

@@ -268,8 +268,9 @@ def hybrid(
       decay: how SGD's learning rate decays: "exponential", "step", "poly", "cosine" or "constant"
         (default: "exponential").
       **options: options of the decay (`lr_decay` and `lr_decay_exponent`, `lr_steps`, `lr_power`,
-        `lr_final`), of the bounds (`adabound_beta2`, `adabound_bound_time`) and of the change to
-        LARS (`hybrid_ramp_epochs`), as in `hi.schedules.create`.
+        `lr_final`); of the bounds (`adabound_beta2`, decay of the second moment, 0.999, and
+        `adabound_bound_time`, "fractional" or "epoch"); and of the change to LARS
+        (`hybrid_ramp_epochs`, epochs in which LARS is blended in, 0).
 
     Returns:
       The schedule, for `hi.DistributedOptimizer(schedule=...)`.

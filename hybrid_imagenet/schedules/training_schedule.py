@@ -302,9 +302,9 @@ def momentum_for_batch(batch: int, momentum: float, momentum_rule: str) -> float
 class Schedule:
     """Computes learning rate, momentum and bounds of each step.
 
-    `hi.schedules.create` and the functions for `fit` make schedules, such as `hi.schedules.cosine`.
-    A schedule is called with the fractional epochs of a step. Any function that is called like this
-    and returns at least a learning rate can replace it in `hi.DistributedOptimizer(schedule=...)`.
+    The functions of `hi.schedules` make schedules, such as `hi.schedules.cosine`. A schedule is
+    called with the fractional epochs of a step. Any function that is called like this and returns
+    at least a learning rate can replace it in `hi.DistributedOptimizer(schedule=...)`.
 
     Example:
       schedule = hi.schedules.cosine(peak=0.4, epochs=10)
@@ -319,7 +319,8 @@ class Schedule:
         the optimizer as it is.
       peak: learning rate lr * N at which the bounds of the warmup close.
       bounded_epochs: T of a bounded AdaBound warmup; 0 without one.
-      bound_time: "fractional" or "epoch", see `adabound_bound_time` of `hi.schedules.create`.
+      bound_time: time in the bounds: "fractional" for the epochs done after the step, or "epoch"
+        for the number of the epoch.
       beta2: decay of the second moment, in the bounds.
       ramp_epochs: epochs after the bounded warmup in which LARS is blended in
         (`hybrid_ramp_epochs`). The exponent s of its trust ratio grows from 0 to 1,
@@ -416,13 +417,6 @@ def create(
     **options: Any,
 ) -> Schedule:
     """Creates a schedule from the values of the training program's flags.
-
-    For `model.fit`, functions such as `hi.schedules.cosine` need fewer arguments.
-
-    Example:
-      schedule = hi.schedules.create(
-          lr_schedule="poly", lr=0.1, epochs=90, workers=8, base_batch=2048, warmup_epochs=5
-      )
 
     Args:
       lr_schedule: decay after the warmup: "exponential", "step", "poly", "cosine", "constant",
