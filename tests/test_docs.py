@@ -297,23 +297,6 @@ def test_every_page_can_be_reached_from_the_readme():
     } <= set(listed)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_flags_in_the_text_of_a_page_exist(page):
-    # A flag may belong to the training program or to another command.
-    known_flags = set(config.OPTIONS) | {
-        "best",
-        "network_interfaces",
-        "resize",
-        "check_only",
-        "data_dir",
-        "help",
-    }
-    known_flags |= {"flagfile", "batch_size", "print_config", "print_config_gpus"}
-    text = "".join(text for language, text in blocks(page) if language == "prose")
-    flags = set(re.findall(r"(?<![\w-])--([a-z_0-9]+)", text))
-    assert flags <= known_flags, flags - known_flags
-
-
 @pytest.fixture(scope="module")
 def reference():
     """Returns the module that writes the pages of docs/reference."""

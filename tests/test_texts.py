@@ -1,9 +1,11 @@
-"""Tests that what errors, help texts and docstrings name exists: pages, files, commands, flags."""
+"""Tests that what errors, help texts, docstrings and pages name exists: files, commands, flags."""
 
 import ast
 import functools
 import pathlib
 import re
+
+import pytest
 
 from benchmarks.__main__ import BENCHMARKS as REPOSITORY_BENCHMARKS
 from hybrid_imagenet.__main__ import COMMANDS
@@ -12,7 +14,7 @@ from hybrid_imagenet.config import OPTIONS
 from hybrid_imagenet.options import options_of
 from hybrid_imagenet.planner.planner_flags import PlannerFlags
 from studies.command import STUDIES
-from tests.test_docs import anchors
+from tests.test_docs import anchors, blocks
 
 ROOT = pathlib.Path(__file__).parents[1]
 PYTHON_FILES = sorted(
@@ -43,6 +45,23 @@ FOREIGN_FLAGS = {
     "PyPI": {"distribution"},
 }
 """Flags of other programs that texts name, by program."""
+FOREIGN_FLAGS_OF_PAGES = {
+    # The flags of timm next to those of this program.
+    "comparison.md": {
+        *("aa", "amp", "batch_size", "bce_loss", "crop_pct", "cutmix", "grad_accum_steps"),
+        *("initial_checkpoint", "mixup", "model_ema_decay", "opt", "sched", "smoothing"),
+    },
+    # sbatch
+    "slurm.md": {"account", "partition", "signal"},
+    # pip and pack.sh
+    "install.md": {"no_deps", "whole"},
+    # docker build
+    "kubernetes.md": {"target"},
+    "README.md": {"target"},
+    # A script of the reader.
+    "library.md": {"your", "flags"},
+}
+"""Flags of other programs in the prose of pages for users."""
 
 
 def texts(path):
@@ -115,8 +134,9 @@ def test_modules_that_a_text_runs_exist():
             assert word in names[module], (module, word, places)
 
 
-def declared_options():
-    """Returns the options of the programs here, with underscores and without dashes."""
+@functools.cache
+def known_flags():
+    """Returns the flags that a text may name, with underscores and without the dashes in front."""
     options = set(OPTIONS) | set(options_of(PlannerFlags))
     options |= {f"no{name}" for name, option in OPTIONS.items() if option.kind.base is bool}
     for path in PYTHON_FILES:
@@ -128,15 +148,16 @@ def declared_options():
                     for argument in node.args
                     if isinstance(argument, ast.Constant)
                 }
-    return options
+    return options.union(PLACEHOLDERS, *FOREIGN_FLAGS.values())
 
 
 def test_flags_that_a_text_of_python_names_exist():
     flags = named(r"(?<![\w-])--([A-Za-z][\w-]*\w|[a-z])(?![\w-]*\0)", tuple(PYTHON_FILES))
     assert len(flags) > 100
-    known = declared_options().union(PLACEHOLDERS, *FOREIGN_FLAGS.values())
     unknown = {
-        name: places for name, places in flags.items() if name.replace("-", "_") not in known
+        name: places
+        for name, places in flags.items()
+        if name.replace("-", "_") not in known_flags()
     }
     assert unknown == {}
 
@@ -146,3 +167,13 @@ def test_flags_of_other_programs_are_still_named():
     names = {name.replace("-", "_") for name in flags}
     unused = {program: flags - names for program, flags in FOREIGN_FLAGS.items() if flags - names}
     assert unused == {}
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.stem
+)
+def test_flags_in_the_prose_of_a_page_for_users_exist(page):
+    prose = "".join(text for language, text in blocks(page) if language == "prose")
+    flags = re.findall(r"(?<![\w-])--(?:\[no\])?([A-Za-z][\w-]*)", prose)
+    known = known_flags() | FOREIGN_FLAGS_OF_PAGES.get(page.name, set())
+    assert {name.replace("-", "_") for name in flags} - known == set()
