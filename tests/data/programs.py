@@ -3,24 +3,7 @@
 from hybrid_imagenet import comm, data
 from hybrid_imagenet.data import pipeline
 from hybrid_imagenet.errors import StorageError
-from hybrid_imagenet.order.sampling import Cursor, SampleOrder
-from tests.data.support import MemorySource
-
-
-def labels(batch: int, start: list, steps: int) -> list:
-    """Returns the labels of this rank's batches in one epoch over 1003 examples.
-
-    The batches begin at the cursor `start`.
-    """
-    communicator = comm.start()
-    batches = pipeline.training_batches(
-        MemorySource(1003), SampleOrder(1003, seed=7), Cursor(*start), (batch, 1),
-        communicator.rank, communicator.size, epochs=1, image_size=8, augmentation="none",
-    )  # fmt: skip
-    return [
-        [int(label) for label in element["label"]]
-        for element, _ in zip(batches, range(steps), strict=False)
-    ]
+from hybrid_imagenet.order.sampling import Cursor
 
 
 def labels_at(url: str, copies: str, start: list) -> tuple[list, str]:

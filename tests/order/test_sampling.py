@@ -47,7 +47,7 @@ def test_sample_order_differs_between_seeds_and_epochs():
     ),
 )
 @settings(max_examples=100, deadline=None)
-def test_sample_order_with_wrap_gives_each_example_once_per_epoch(n, steps):
+def test_sample_order_gives_each_example_once_per_epoch(n, steps):
     order = SampleOrder(n, seed=3)
     cursor = Cursor()
     examples = []
