@@ -17,10 +17,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from hybrid_imagenet import data
 from hybrid_imagenet.benchmarks import photographs
 from hybrid_imagenet.comm.quiet import import_tensorflow
+from hybrid_imagenet.data import datasets
 from hybrid_imagenet.data.augmentations import AUGMENTATIONS
+from hybrid_imagenet.data.sources.source import Source
 from hybrid_imagenet.errors import EXIT_OK, UserError, without_secrets
 from hybrid_imagenet.tools import command_line
 from hybrid_imagenet.tools.command_line import positive_int
@@ -133,7 +134,7 @@ def measure_all(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def _check_source(arguments: argparse.Namespace) -> None:
     """Raises UserError for a dataset that cannot be read, before the table begins."""
-    request = data.DatasetRequest(
+    request = datasets.DatasetRequest(
         arguments.source, arguments.data_dir, cache_dir=arguments.data_cache_dir
     )
     try:
@@ -176,7 +177,7 @@ def measure_pipeline(
     Returns:
       A row of the table.
     """
-    source = data.open_source(dataset, data_dir, cache_dir=arguments.data_cache_dir)
+    source = datasets.open_source(dataset, data_dir, cache_dir=arguments.data_cache_dir)
     _, elements = _start_pipeline(source, arguments)
     bytes_before = source.reads.bytes_read
     operations_before = source.reads.operations
@@ -196,10 +197,10 @@ def measure_pipeline(
     }
 
 
-def _start_pipeline(source: data.Source, arguments: argparse.Namespace) -> Any:
+def _start_pipeline(source: Source, arguments: argparse.Namespace) -> Any:
     """Returns the batches of this package's pipeline, and an iterator after some of them."""
     import_tensorflow()
-    from hybrid_imagenet.data import datasets, pipeline
+    from hybrid_imagenet.data import pipeline
     from hybrid_imagenet.order.sampling import Cursor
 
     shuffle_window = 0
@@ -221,7 +222,7 @@ def _start_pipeline(source: data.Source, arguments: argparse.Namespace) -> Any:
     return batches, elements
 
 
-def _wait_fraction(source: data.Source, arguments: argparse.Namespace, rate: float) -> float:
+def _wait_fraction(source: Source, arguments: argparse.Namespace, rate: float) -> float:
     """Returns the fraction of the time that a simulated trainer waits for input.
 
     The trainer computes `rate` images per second on another device, so it does not use the CPU.

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hybrid_imagenet import data, files
-from hybrid_imagenet.data import images
+from hybrid_imagenet import files
+from hybrid_imagenet.data import datasets, images
 from hybrid_imagenet.data.sources import tfrecord
 from hybrid_imagenet.errors import import_optional
 from hybrid_imagenet.tools.data import prepare
@@ -40,7 +40,7 @@ def photograph_shards(resize: int | None) -> Path:
     if not (directory / tfrecord.MANIFEST).is_file():
         settings = prepare.PrepareSettings(resize=resize, per_shard=128)
         prepare.prepare_dataset(
-            data.DatasetRequest("folder", str(photographs)),
+            datasets.DatasetRequest("folder", str(photographs)),
             directory,
             settings,
             os.cpu_count() or 1,

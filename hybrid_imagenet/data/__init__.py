@@ -1,4 +1,4 @@
-"""Divides data over ranks, and opens the datasets of the training program."""
+"""Divides data over ranks, and loads handwritten digits for examples."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from hybrid_imagenet.data.datasets import SPLITS, DatasetRequest
-from hybrid_imagenet.data.sources.source import Source
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.order import notes
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-__all__ = ["SPLITS", "DatasetRequest", "Source", "digits", "open_source", "shard"]
+__all__ = ["digits", "shard"]
 
 
 def digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
@@ -38,30 +36,6 @@ def digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarra
     from hybrid_imagenet.data.sources import digits as source
 
     return source.load_splits()
-
-
-def open_source(
-    name: str, data_dir: str | None = None, split: str = "train", **options: Any
-) -> Source:
-    """Opens one split of a dataset, as the training program does.
-
-    Example:
-      source = hi.data.open_source("folder", "photos", "validation", val_fraction=0.2)
-      print(source.num_examples, source.class_names)
-
-    Args:
-      name: name of the dataset, as for `--dataset`.
-      data_dir: directory or URL of the dataset (default: None, as for `--data_dir`).
-      split: "train" or "validation" (default: "train").
-      **options: other attributes of `DatasetRequest`.
-
-    Returns:
-      The encoded images of the split, which are not read yet.
-
-    Raises:
-      UserError: if there is no such dataset or it cannot be used.
-    """
-    return DatasetRequest(name, data_dir, split, **options).open()
 
 
 def shard(data: Any, rank: int, size: int, *, remainder: Literal["drop", "keep"] = "drop") -> Any:
@@ -104,7 +78,7 @@ def shard(data: Any, rank: int, size: int, *, remainder: Literal["drop", "keep"]
         lengths; there are fewer elements than ranks; or the order of a `tf.data.Dataset` is certain
         to differ between ranks, because it shuffles without a seed or is not deterministic.
     """
-    # Imported late, because opening a source does not need TensorFlow.
+    # Imported late, because `digits` does not need TensorFlow.
     import tensorflow as tf
 
     if not 0 <= rank < size or remainder not in ("drop", "keep"):

@@ -268,6 +268,26 @@ class DatasetRequest:
             )
 
 
+def open_source(
+    name: str, data_dir: str | None = None, split: str = "train", **options: Any
+) -> Source:
+    """Opens one split of a dataset, as the training program does.
+
+    Args:
+      name: name of the dataset, as for `--dataset`.
+      data_dir: directory or URL of the dataset (default: None, as for `--data_dir`).
+      split: "train" or "validation" (default: "train").
+      **options: other attributes of `DatasetRequest`.
+
+    Returns:
+      The encoded images of the split, which are not read yet.
+
+    Raises:
+      UserError: if there is no such dataset or it cannot be used.
+    """
+    return DatasetRequest(name, data_dir, split, **options).open()
+
+
 def probe_splits(request: DatasetRequest, splits: tuple[str, ...] = SPLITS) -> SplitSummary:
     """Looks for the files of several splits, and returns the summary of the first.
 

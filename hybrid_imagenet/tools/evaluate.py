@@ -16,12 +16,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hybrid_imagenet import comm, data
+from hybrid_imagenet import comm
 from hybrid_imagenet.checkpoints import store
 from hybrid_imagenet.config import stored
 from hybrid_imagenet.config.flags import COMMON
 from hybrid_imagenet.config.resumed_run import SECRET_MASK
-from hybrid_imagenet.data import DatasetRequest, listing
+from hybrid_imagenet.data import datasets, listing
+from hybrid_imagenet.data.datasets import DatasetRequest
 from hybrid_imagenet.errors import SharedError, UserError, pluralize, printable
 from hybrid_imagenet.resilience import lossy_stream
 from hybrid_imagenet.runlog.summary import is_top5_meaningful
@@ -122,7 +123,7 @@ def _parser() -> command_line.Parser:
     )
     parser.add_argument(
         "--split",
-        choices=data.SPLITS,
+        choices=datasets.SPLITS,
         default="validation",
         help="images to evaluate on (default: %(default)s)",
     )

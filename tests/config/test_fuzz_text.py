@@ -12,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hybrid_imagenet import config, data
+from hybrid_imagenet import config
+from hybrid_imagenet.data import datasets
 from hybrid_imagenet.data.sources import tfrecord
 from hybrid_imagenet.data.sources.source import BadRecord
 from hybrid_imagenet.errors import UserError
@@ -161,7 +162,7 @@ def test_manifest_with_random_changes_is_read_or_raises_one_line(tmp_path):
     path = tmp_path / tfrecord.MANIFEST
     good = json.dumps(manifest).encode()
     path.write_bytes(good)
-    assert data.open_source("tfrecord", str(tmp_path)).num_examples == 4
+    assert datasets.open_source("tfrecord", str(tmp_path)).num_examples == 4
     generator = random.Random(7)
     for number in range(200):
         if number % 4:
@@ -174,4 +175,4 @@ def test_manifest_with_random_changes_is_read_or_raises_one_line(tmp_path):
                 + good[position + generator.randrange(1, 9) :]
             )
         path.write_bytes(content)
-        attempt(lambda: data.open_source("tfrecord", str(tmp_path)).read([0, 3]))
+        attempt(lambda: datasets.open_source("tfrecord", str(tmp_path)).read([0, 3]))

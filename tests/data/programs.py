@@ -1,7 +1,7 @@
 """Contains the programs that the tests of data run on each rank."""
 
-from hybrid_imagenet import comm, data
-from hybrid_imagenet.data import pipeline
+from hybrid_imagenet import comm
+from hybrid_imagenet.data import datasets, pipeline
 from hybrid_imagenet.errors import StorageError
 from hybrid_imagenet.order.sampling import Cursor
 
@@ -12,7 +12,7 @@ def labels_at(url: str, copies: str, start: list) -> tuple[list, str]:
     The error is "" if the rank has read the whole epoch.
     """
     communicator = comm.start()
-    source = data.open_source("webdataset", url, cache_dir=copies, storage_timeout=1.0)
+    source = datasets.open_source("webdataset", url, cache_dir=copies, storage_timeout=1.0)
     # All ranks are ready. The server dies during the following requests.
     communicator.allgather_object(None)
     batches = pipeline.training_batches(

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from hybrid_imagenet import config, data
-from hybrid_imagenet.data import class_sizes
+from hybrid_imagenet import config
+from hybrid_imagenet.data import class_sizes, datasets
 from hybrid_imagenet.data.sources.source import BadRecord
 from hybrid_imagenet.data.sources.subset import Subset
 from hybrid_imagenet.errors import UserError
@@ -19,31 +19,31 @@ def cache(tmp_path, monkeypatch):
 
 def open_folder(directory):
     support.write_folder(directory, "train", support.tiny("train"))
-    return data.open_source("folder", str(directory), "train")
+    return datasets.open_source("folder", str(directory), "train")
 
 
 def open_parquet(directory):
     support.write_parquet(directory, "train", support.tiny("train"))
-    return data.open_source("parquet", str(directory), "train")
+    return datasets.open_source("parquet", str(directory), "train")
 
 
 def open_tars(directory):
     directory.mkdir()
     support.write_tars(directory, "train", support.tiny("train"), 5)
-    return data.open_source("webdataset", str(directory), "train")
+    return datasets.open_source("webdataset", str(directory), "train")
 
 
 def open_records(directory):
     support.write_shards(directory, "train", support.tiny("train"), plain=True)
-    return data.open_source("tfrecord", str(directory), "train", num_classes=3)
+    return datasets.open_source("tfrecord", str(directory), "train", num_classes=3)
 
 
 def open_idx(directory):
-    return data.open_source("fashion_mnist", test_idx.write(directory), "train")
+    return datasets.open_source("fashion_mnist", test_idx.write(directory), "train")
 
 
 def open_synthetic(directory):
-    return data.open_source("synthetic", None, "train", num_examples=10, num_classes=4)
+    return datasets.open_source("synthetic", None, "train", num_examples=10, num_classes=4)
 
 
 OPEN = {
@@ -86,7 +86,7 @@ def test_count_classes_of_parquet_omits_the_rows_that_read_one_rejects(
 
     columns = {"image": [b"x"] * 4, "label": pyarrow.array(labels, label_type)}
     parquet.write_table(pyarrow.table(columns), tmp_path / "train.parquet")
-    source = data.open_source("parquet", str(tmp_path), num_classes=3)
+    source = datasets.open_source("parquet", str(tmp_path), num_classes=3)
     assert class_sizes.count_classes(source, "parquet").tolist() == [1, 0, 1]
     assert [source.read_one(row)[1] for row in (0, 2)] == [2, 0]
     for row in (1, 3):

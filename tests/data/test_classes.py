@@ -6,8 +6,7 @@ import struct
 import numpy as np
 import pytest
 
-from hybrid_imagenet import data
-from hybrid_imagenet.data import listing
+from hybrid_imagenet.data import datasets, listing
 from hybrid_imagenet.data.sources.source import BadRecord
 from hybrid_imagenet.errors import UserError
 from tests.data import support, test_idx, test_webdataset
@@ -21,7 +20,7 @@ def write_numbered_classes(name, directory):
     if name == "idx":
         test_idx.write(directory, labels=test_idx.LABELS % 3)
     else:
-        for split in data.SPLITS:
+        for split in datasets.SPLITS:
             support.write_shards(directory, split, support.tiny(split))
     return directory
 
@@ -33,7 +32,7 @@ def test_class_list_is_compared_with_the_labels(name, tmp_path):
 
     def open_with_classes(*lines):
         class_list.write_text("\n".join(lines) + "\n")
-        return data.open_source(name, str(directory))
+        return datasets.open_source(name, str(directory))
 
     assert open_with_classes("cat", "dog", "owl").notes == ()
     with pytest.raises(
@@ -69,7 +68,7 @@ def test_class_list_of_shards_in_another_form_raises(content, message, tmp_path)
     directory = write_numbered_classes("tfrecord", tmp_path)
     (directory / "labels.txt").write_text(content)
     with pytest.raises(UserError, match=message):
-        data.open_source("tfrecord", str(directory))
+        datasets.open_source("tfrecord", str(directory))
 
 
 def test_class_list_of_shards_that_is_too_short_makes_bad_records(tmp_path):
@@ -78,7 +77,7 @@ def test_class_list_of_shards_that_is_too_short_makes_bad_records(tmp_path):
     with pytest.raises(
         BadRecord, match=r"train-00000-of-00002, offset .*: label 2 is not one of 2 classes"
     ):
-        data.open_source("tfrecord", str(directory)).read(range(14))
+        datasets.open_source("tfrecord", str(directory)).read(range(14))
 
 
 def test_class_list_of_shards_may_begin_with_a_byte_order_mark(tmp_path):
@@ -86,7 +85,7 @@ def test_class_list_of_shards_may_begin_with_a_byte_order_mark(tmp_path):
     directory = write_numbered_classes("tfrecord", tmp_path)
     (directory / "labels.txt").write_text("\ufeff" + "\n".join(support.CLASSES))
     (directory / "validation_synset_labels.txt").write_text("not read")
-    assert data.open_source("tfrecord", str(directory)).class_names == support.CLASSES
+    assert datasets.open_source("tfrecord", str(directory)).class_names == support.CLASSES
 
 
 def write_class_names(directory, split, names, shard=0):
@@ -107,13 +106,13 @@ def test_parquet_files_that_name_different_classes_raise(tmp_path):
         UserError,
         match=r"train-00000-of-00002.parquet and .*train-00001.* name different .*class 0 is",
     ):
-        data.open_source("parquet", str(tmp_path))
+        datasets.open_source("parquet", str(tmp_path))
 
 
 def test_parquet_file_without_class_names_takes_those_of_another(tmp_path):
     make("parquet", tmp_path)
     write_class_names(tmp_path, "train", None, shard=1)
-    source = data.open_source("parquet", str(tmp_path))
+    source = datasets.open_source("parquet", str(tmp_path))
     assert source.class_names == support.CLASSES
     assert (
         "1 files do not name the classes, the first is data/train-00001-of-00002.parquet"
@@ -126,8 +125,8 @@ def test_parquet_files_without_class_names_need_the_number_of_classes(tmp_path):
     for shard in range(2):
         write_class_names(tmp_path, "validation", None, shard)
     with pytest.raises(UserError, match=r"do not name the classes\. Set --num_classes"):
-        data.open_source("parquet", str(tmp_path), "validation")
-    source = data.open_source("parquet", str(tmp_path), "validation", num_classes=3)
+        datasets.open_source("parquet", str(tmp_path), "validation")
+    source = datasets.open_source("parquet", str(tmp_path), "validation", num_classes=3)
     assert source.class_names == ("0", "1", "2")
 
 
@@ -145,13 +144,13 @@ def test_parquet_files_with_text_labels_or_different_columns_raise_one_line(tmp_
     with pytest.raises(
         UserError, match=r"Column label of .*00001-of-00002.parquet holds string, not class numbers"
     ):
-        data.open_source("parquet", str(tmp_path))
+        datasets.open_source("parquet", str(tmp_path))
     write(1, img=[b"x"], label=[1])
     with pytest.raises(
         UserError,
         match=r"columns of .*00001.* are img and label, but those of train-0000.* image and label",
     ):
-        data.open_source("parquet", str(tmp_path))
+        datasets.open_source("parquet", str(tmp_path))
 
 
 def test_check_splits_accepts_numbers_instead_of_names():
@@ -173,7 +172,7 @@ def test_class_list_in_utf16_names_the_classes_and_in_latin1_raises(form, tmp_pa
             (tmp_path / f"train-{name}-ubyte").write_bytes(header + array.tobytes())
     labels = tmp_path / "labels.txt"
     labels.write_bytes("cat\r\nM\u00f6we\r\nowl\r\n".encode("utf-16"))
-    assert data.open_source(form, str(tmp_path)).class_names == ("cat", "M\u00f6we", "owl")
+    assert datasets.open_source(form, str(tmp_path)).class_names == ("cat", "M\u00f6we", "owl")
     labels.write_bytes("cat\nM\u00f6we\nowl\n".encode("latin-1"))
     with pytest.raises(UserError, match=r"labels.txt: is not text in UTF-8"):
-        data.open_source(form, str(tmp_path))
+        datasets.open_source(form, str(tmp_path))

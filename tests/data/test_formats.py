@@ -9,8 +9,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from hybrid_imagenet import data
-from hybrid_imagenet.data import images, pipeline
+from hybrid_imagenet.data import datasets, images, pipeline
 from hybrid_imagenet.tools.data import data_command
 from tests.data import support
 from tests.data.test_sources import cache  # noqa: F401
@@ -147,7 +146,7 @@ def test_decode_of_a_large_webp_reduces_it_by_the_mean_of_blocks(height):
 def test_open_source_reads_webp_and_jpeg_xl_in_every_form_of_dataset(form, tmp_path):
     lossless = images.encode(Image.fromarray(PIXELS), "WEBP", lossless=True)
     pairs = [(lossless, 0), (JXL["RGB"], 1), (JXL["L"], 2)]
-    for split in data.SPLITS:
+    for split in datasets.SPLITS:
         if form == "folder":
             for (content, label), suffix in zip(pairs, (".webp", ".jxl", ".JXL"), strict=True):
                 directory = tmp_path / split / support.CLASSES[label]
@@ -170,7 +169,7 @@ def test_open_source_reads_webp_and_jpeg_xl_in_every_form_of_dataset(form, tmp_p
                     "cls": label,
                 },
             )
-    source = data.open_source(form, str(tmp_path), "validation", num_classes=3)
+    source = datasets.open_source(form, str(tmp_path), "validation", num_classes=3)
     (element,) = pipeline.evaluation_batches(source, 3, image_size=12, crop_fraction=1.0)
     assert element["label"].numpy().tolist() == [0, 1, 2]
     middle = PIXELS[:, 2:14]
@@ -184,7 +183,7 @@ def test_open_source_reads_webp_and_jpeg_xl_in_every_form_of_dataset(form, tmp_p
 @needs_webp
 @needs_jxl
 def test_prepare_with_resize_reads_webp_and_jpeg_xl(tmp_path, capsys):
-    for split in data.SPLITS:
+    for split in datasets.SPLITS:
         for name, content in (("a.webp", webp(height=40, width=40)), ("b.jxl", JXL["RGBA"])):
             (tmp_path / "from" / split / name[0]).mkdir(parents=True)
             (tmp_path / "from" / split / name[0] / name).write_bytes(content)
@@ -206,7 +205,7 @@ def test_prepare_with_resize_reads_webp_and_jpeg_xl(tmp_path, capsys):
         )
         == 0
     )
-    prepared = data.open_source("tfrecord", str(tmp_path / "to")).read_one(1)[0]
+    prepared = datasets.open_source("tfrecord", str(tmp_path / "to")).read_one(1)[0]
     assert images.decode_header(prepared) == (images.JPEG, 10, 13)
     with Image.open(io.BytesIO(prepared)) as smaller:
         assert np.abs(np.asarray(smaller).mean((0, 1)) - PIXELS.mean((0, 1))).max() < 3

@@ -6,8 +6,7 @@ import struct
 import numpy as np
 import pytest
 
-from hybrid_imagenet import data
-from hybrid_imagenet.data import pipeline
+from hybrid_imagenet.data import datasets, pipeline
 from hybrid_imagenet.data.images import decode_whole
 from hybrid_imagenet.data.sources import idx
 from hybrid_imagenet.errors import UserError
@@ -43,7 +42,7 @@ def write(directory, compressed=(), train=TRAIN, labels=LABELS):
 def test_idx_source_returns_the_stored_pixels_and_labels(tmp_path):
     folder = write(tmp_path, compressed=("train",))
     for split, count in (("train", 12), ("validation", 4)):
-        source = data.open_source("fashion_mnist", folder, split)
+        source = datasets.open_source("fashion_mnist", folder, split)
         assert (source.num_examples, source.num_classes, source.side) == (count, 10, 8)
         assert source.class_names[9] == "Ankle boot"
         pixels, labels = source.read_pixels(np.array([3, 0]))
@@ -58,11 +57,11 @@ def test_idx_source_returns_the_stored_pixels_and_labels(tmp_path):
 
 def test_idx_source_has_class_names_from_a_file_or_numbers(tmp_path):
     folder = write(tmp_path, labels=LABELS % 3)
-    source = data.open_source("idx", folder, "validation")
+    source = datasets.open_source("idx", folder, "validation")
     assert source.class_names == ("0", "1", "2")
     assert source.read_pixels(np.arange(4))[0].shape == (4, 8, 8, 3)
     (tmp_path / "labels.txt").write_text("a\nb\nc\n")
-    assert data.open_source("idx", folder, "train").class_names == ("a", "b", "c")
+    assert datasets.open_source("idx", folder, "train").class_names == ("a", "b", "c")
 
 
 @pytest.mark.parametrize(
@@ -84,7 +83,7 @@ def test_idx_source_with_a_damaged_file_raises_file_and_remedy(damage, message, 
     path = tmp_path / "train-images-idx3-ubyte"
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(UserError, match=message) as error:
-        data.open_source("idx", folder, "train")
+        datasets.open_source("idx", folder, "train")
     assert str(path) in str(error.value)
     assert "Restore" in str(error.value)
     assert "\n" not in str(error.value)
@@ -100,7 +99,7 @@ def test_idx_source_with_a_damaged_gzip_file_raises(tmp_path, at):
     with pytest.raises(
         UserError, match=r"train-images-idx3-ubyte\.gz cannot be read .*Restore the file"
     ):
-        data.open_source("fashion_mnist", folder, "train")
+        datasets.open_source("fashion_mnist", folder, "train")
 
 
 @pytest.mark.parametrize(
@@ -114,7 +113,7 @@ def test_idx_source_whose_labels_do_not_fit_images_or_classes_raises(labels, mes
     folder = write(tmp_path)
     (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx_bytes(labels))
     with pytest.raises(UserError, match=message):
-        data.open_source("fashion_mnist", folder, "train")
+        datasets.open_source("fashion_mnist", folder, "train")
 
 
 def test_idx_source_without_labels_file_raises_its_name(tmp_path):
@@ -123,12 +122,12 @@ def test_idx_source_without_labels_file_raises_its_name(tmp_path):
     with pytest.raises(
         UserError, match=r"has no train-labels-idx1-ubyte or train-labels-idx1-ubyte\.gz"
     ):
-        data.open_source("fashion_mnist", folder, "train")
+        datasets.open_source("fashion_mnist", folder, "train")
 
 
 def test_idx_without_data_dir_raises():
     with pytest.raises(UserError, match=r"--dataset=idx needs .* directory: set --data_dir"):
-        data.open_source("idx")
+        datasets.open_source("idx")
 
 
 def batch_of(source, augmentation):
@@ -140,7 +139,7 @@ def batch_of(source, augmentation):
 
 
 def test_batches_of_whole_idx_images_are_not_decoded(tmp_path, monkeypatch):
-    source = data.open_source("fashion_mnist", write(tmp_path), "train")
+    source = datasets.open_source("fashion_mnist", write(tmp_path), "train")
     monkeypatch.setattr(pipeline.images, "decode", lambda *_: pytest.fail("decoded"))
     element, examples = batch_of(source, "shift")
     np.testing.assert_array_equal(element["image"].numpy()[..., 1], TRAIN[examples])
@@ -154,7 +153,7 @@ def test_batches_of_whole_idx_images_are_not_decoded(tmp_path, monkeypatch):
 
 
 def test_batches_of_idx_pixels_equal_those_of_decoded_images(tmp_path):
-    source = data.open_source("fashion_mnist", write(tmp_path), "train")
+    source = datasets.open_source("fashion_mnist", write(tmp_path), "train")
     direct, _ = batch_of(source, "digits")
     # Without a common size, images are encoded as PNG and decoded again.
     source.side = None

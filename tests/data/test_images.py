@@ -9,8 +9,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from hybrid_imagenet import data
-from hybrid_imagenet.data import images, pipeline
+from hybrid_imagenet.data import datasets, images, pipeline
 from hybrid_imagenet.tools.data import data_command, prepare
 from tests.data import support
 
@@ -104,7 +103,7 @@ def test_prepare_of_images_of_16_bits_keeps_the_pixels_of_training(channels, tmp
     content = deep_png((24, 32, channels))
     expected = tf.io.decode_image(content, channels=3, expand_animations=False).numpy()
     np.testing.assert_array_equal(images.decode_whole(content), expected)
-    for split in data.SPLITS:
+    for split in datasets.SPLITS:
         support.write_folder(tmp_path / "from", split, [(content, label) for label in range(3)])
     target = tmp_path / "to"
     directories = f"--data_dir={tmp_path / 'from'}", f"--to={target}"
@@ -122,7 +121,7 @@ def test_prepare_of_images_of_16_bits_keeps_the_pixels_of_training(channels, tmp
         == 0
     )
     with Image.open(
-        io.BytesIO(data.open_source("tfrecord", str(target)).read_one(0)[0])
+        io.BytesIO(datasets.open_source("tfrecord", str(target)).read_one(0)[0])
     ) as prepared:
         assert np.abs(np.asarray(prepared).mean() - expected.mean()) < 1
 

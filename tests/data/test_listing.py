@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hybrid_imagenet import data
-from hybrid_imagenet.data import listing
+from hybrid_imagenet.data import datasets, listing
 from hybrid_imagenet.errors import UserError
 from tests.data import support
 from tests.data.test_sources import cache, make  # noqa: F401
@@ -75,7 +74,9 @@ def test_numbering_gaps_are_reported_only_in_a_series_of_numbers():
 
 
 def notes(name, directory, split="train"):
-    return {str(note): note.fault for note in data.open_source(name, str(directory), split).notes}
+    return {
+        str(note): note.fault for note in datasets.open_source(name, str(directory), split).notes
+    }
 
 
 def test_notes_on_a_folder_count_files_that_are_skipped(tmp_path):
@@ -110,7 +111,7 @@ def test_notes_on_a_folder_count_files_that_are_skipped(tmp_path):
     } == expected
     assert len(skipped) == len(expected)
     assert any(note.endswith("the first is n01/a.avif") for note in skipped)
-    assert data.open_source("folder", str(tmp_path)).num_examples == 14
+    assert datasets.open_source("folder", str(tmp_path)).num_examples == 14
     validation = tmp_path / "validation"
     shutil.rmtree(validation / "n03")
     text = f"{validation}: 1 skipped, no directory of this class in validation; the first is n03"
@@ -129,11 +130,11 @@ def test_open_source_counts_unassigned_files_and_raises_for_missing_shards(form,
     assert f"extra-00000-of-00001{suffix}" in note
     (directory / f"train-00001-of-00002{suffix}").unlink()
     with pytest.raises(UserError, match="1 of 2 train files are missing"):
-        data.open_source(name, str(tmp_path))
+        datasets.open_source(name, str(tmp_path))
 
 
 def test_notes_on_tar_files_name_missing_compressed_and_unlisted_ones(tmp_path):
-    for split in data.SPLITS:
+    for split in datasets.SPLITS:
         support.write_tars(tmp_path, split, support.tiny(split), 3)
     support.write_tars(tmp_path, "unlabeled", support.tiny("train")[:2], 3)
     (tmp_path / "train-0002.tar").rename(tmp_path / "train-0002.tar.gz")
@@ -141,7 +142,7 @@ def test_notes_on_tar_files_name_missing_compressed_and_unlisted_ones(tmp_path):
         UserError,
         match=r"0002.tar.gz is compressed.* Decompress it to train-0002.tar \(gzip -dk\)",
     ):
-        data.open_source("webdataset", str(tmp_path))
+        datasets.open_source("webdataset", str(tmp_path))
     (tmp_path / "train-0001.tar").rename(tmp_path / "moved")
     (tmp_path / "train-0002.tar.gz").rename(tmp_path / "train-0001.tar.gz")
     (tmp_path / "moved").rename(tmp_path / "train-0001.tar")
@@ -190,7 +191,9 @@ def test_folder_whose_splits_have_different_unicode_forms_has_one_class(
 ):
     write_classes(tmp_path / "train", train_name, "cake")
     write_classes(tmp_path / "val", validation_name, "cake")
-    train, validation = (data.open_source("folder", str(tmp_path), split) for split in data.SPLITS)
+    train, validation = (
+        datasets.open_source("folder", str(tmp_path), split) for split in datasets.SPLITS
+    )
     assert train.class_names == validation.class_names == tuple(sorted((train_name, "cake")))
     listing.check_splits("folder", train.class_names, validation.class_names)
     labels = validation.read(range(4))[1].tolist()
@@ -205,7 +208,7 @@ def test_folder_with_two_unicode_forms_of_a_class_raises(val_fraction, tmp_path)
     write_classes(tmp_path / ("other" if val_fraction else "val"), COMPOSED)
     message = r"directories 'cafe\\u0301' and 'caf\\xe9' differ only in their Unicode form\. Move"
     with pytest.raises(UserError, match=message):
-        data.open_source("folder", str(tmp_path), val_fraction=val_fraction)
+        datasets.open_source("folder", str(tmp_path), val_fraction=val_fraction)
 
 
 def test_class_difference_ignores_the_unicode_form():
@@ -231,7 +234,7 @@ def test_folder_with_directories_that_are_no_classes_raises_before_training(val_
         r"3 of 5 class directories in .*train have no images: @eaDir, __MACOSX, lost\+found\. Move"
         r" them away, or set --num_classes=5 to keep"
     )
-    request = data.DatasetRequest("folder", str(tmp_path), val_fraction=val_fraction)
+    request = datasets.DatasetRequest("folder", str(tmp_path), val_fraction=val_fraction)
     for find in (request.probe, request.open):
         with pytest.raises(UserError, match=message):
             find()
@@ -246,4 +249,4 @@ def test_folder_with_many_empty_classes_names_the_first_ten(tmp_path):
     for number in range(12):
         (tmp_path / "train" / f"n{number:02d}").mkdir()
     with pytest.raises(UserError, match=r"no images: n00, .*, n09 and 2 more\. Move them away"):
-        data.open_source("folder", str(tmp_path))
+        datasets.open_source("folder", str(tmp_path))

@@ -12,8 +12,7 @@ import threading
 import numpy as np
 import pytest
 
-from hybrid_imagenet import data
-from hybrid_imagenet.data import pipeline, remote
+from hybrid_imagenet.data import datasets, pipeline, remote
 from hybrid_imagenet.data.sources import webdataset
 from hybrid_imagenet.data.sources.source import BadRecord, write_index
 from hybrid_imagenet.errors import EXIT_STALLED, UserError
@@ -76,13 +75,15 @@ def test_source_at_a_url_equals_the_source_in_the_directory(name, ranges, tmp_pa
     if name == "webdataset":
         test_webdataset.write(directory)
     else:
-        for split in data.SPLITS:
+        for split in datasets.SPLITS:
             support.write_parquet(directory / "data", split, support.tiny(split))
     server = serve(directory, ranges=ranges)
     for _ in range(2):
-        for split in data.SPLITS:
-            local = data.open_source(name, str(directory), split)
-            source = data.open_source(name, server.url, split, cache_dir=str(tmp_path / "copies"))
+        for split in datasets.SPLITS:
+            local = datasets.open_source(name, str(directory), split)
+            source = datasets.open_source(
+                name, server.url, split, cache_dir=str(tmp_path / "copies")
+            )
             images, labels = source.read(range(source.num_examples))
             assert list(zip(images, labels.tolist(), strict=True)) == support.tiny(split)
             assert source.class_names == local.class_names
@@ -101,7 +102,7 @@ def test_source_at_a_url_equals_the_source_in_the_directory(name, ranges, tmp_pa
 
 def test_source_at_a_url_copies_only_files_that_are_needed(tmp_path, serve):
     server = serve(write_numbered(tmp_path / "set"))
-    source = data.open_source("webdataset", server.url, cache_dir=str(tmp_path / "copies"))
+    source = datasets.open_source("webdataset", server.url, cache_dir=str(tmp_path / "copies"))
     assert source.num_examples == COUNT
     assert not downloads(server)
     assert source.read_one(20) == (support.jpeg(20, 12, 16), 20)
@@ -129,10 +130,11 @@ def batches(source):
 def test_batches_from_a_server_that_is_killed_and_returns_are_complete(tmp_path, serve, caplog):
     directory = write_numbered(tmp_path / "set")
     expected = [
-        batch["image"].numpy() for batch in batches(data.open_source("webdataset", str(directory)))
+        batch["image"].numpy()
+        for batch in batches(datasets.open_source("webdataset", str(directory)))
     ]
     server = serve(directory)
-    source = data.open_source("webdataset", server.url, cache_dir=str(tmp_path / "copies"))
+    source = datasets.open_source("webdataset", server.url, cache_dir=str(tmp_path / "copies"))
     images = []
     for number, batch in enumerate(batches(source)):
         if number == 3:
@@ -176,8 +178,8 @@ def test_source_on_the_hugging_face_hub_reads_its_files(tmp_path, serve):
         " storage_timeout=10.0"
     )
     code = (
-        "from hybrid_imagenet import data;"
-        f" print(data.open_source({arguments}).read(range(14))[1].sum())"
+        "from hybrid_imagenet.data import datasets;"
+        f" print(datasets.open_source({arguments}).read(range(14))[1].sum())"
     )
     reader = [sys.executable, "-c", code]
     result = subprocess.run(
@@ -242,7 +244,7 @@ def test_ranks_whose_server_dies_resume_with_exactly_the_remaining_examples(pool
 )
 def test_open_source_with_an_unusable_url_or_cache_raises_one_line(url, options, message, tmp_path):
     with pytest.raises(UserError, match=message) as error:
-        data.open_source(
+        datasets.open_source(
             **{"name": "webdataset", "data_dir": url, "cache_dir": str(tmp_path), **options}
         )
     assert "\n" not in str(error.value)
@@ -255,21 +257,23 @@ def test_open_source_at_a_url_without_its_files_raises_their_names(tmp_path, ser
     server = serve(directory)
     for name in ("webdataset", "parquet"):
         with pytest.raises(UserError, match=r"/nothing does not exist, or cannot be read"):
-            data.open_source(name, f"{server.url}/nothing", cache_dir=str(tmp_path / "copies"))
+            datasets.open_source(name, f"{server.url}/nothing", cache_dir=str(tmp_path / "copies"))
     with pytest.raises(
         UserError, match=r"tiny-train-0003.tar does not exist, or cannot be accessed"
     ):
-        data.open_source("webdataset", server.url, cache_dir=str(tmp_path / "copies"))
+        datasets.open_source("webdataset", server.url, cache_dir=str(tmp_path / "copies"))
     (directory / "_info.json").unlink()
     for path in directory.glob("*validation*"):
         path.unlink()
     with pytest.raises(UserError, match="holds no validation tar files"):
-        data.open_source("webdataset", server.url, "validation", cache_dir=str(tmp_path / "copies"))
+        datasets.open_source(
+            "webdataset", server.url, "validation", cache_dir=str(tmp_path / "copies")
+        )
 
 
 def test_file_that_disappears_from_the_url_is_an_error_or_a_bad_record(tmp_path, serve):
     directory = write_numbered(tmp_path / "set")
-    source = data.open_source(
+    source = datasets.open_source(
         "webdataset", serve(directory).url, cache_dir=str(tmp_path / "copies")
     )
     (directory / "train-0001.tar").unlink()
@@ -367,7 +371,7 @@ def test_file_at_a_url_that_changed_with_the_same_size_is_copied_and_indexed_aga
         ]
         test_webdataset.tar(path, files)
         os.utime(path, (0, 1000 * number))
-        source = data.open_source("webdataset", server.url, cache_dir=str(copies))
+        source = datasets.open_source("webdataset", server.url, cache_dir=str(copies))
         expected = [(name[:1].encode(), int(name[0])) for name in names]
         assert [source.read_one(index) for index in range(2)] == expected
     assert len({copy.stat().st_size for copy in copies.rglob("*.tar")}) == 1
@@ -388,14 +392,14 @@ def test_copy_of_a_file_that_changes_meanwhile_raises(tmp_path, serve):
 def test_index_of_a_copy_is_not_used_after_the_copy_was_removed(tmp_path, serve):
     server = serve(write_numbered(tmp_path / "set"))
     copies = tmp_path / "copies"
-    first = data.open_source("webdataset", server.url, cache_dir=str(copies))
+    first = datasets.open_source("webdataset", server.url, cache_dir=str(copies))
     assert first.read_one(0)[1] == 0
     copy = next(copies.rglob("*train-0000.tar"))
     other = tmp_path / "set" / "train-0001.tar"
     # This is the index of another file, as for a copy that was wrong.
     write_index(copy.with_name(f"{copy.name}.index.npz"), webdataset.scan_tar(other))
     copy.unlink()
-    second = data.open_source("webdataset", server.url, cache_dir=str(copies))
+    second = datasets.open_source("webdataset", server.url, cache_dir=str(copies))
     assert [second.read_one(index)[1] for index in range(6)] == list(range(6))
 
 
@@ -413,7 +417,7 @@ def test_list_of_files_outside_the_directory_raises_and_copies_nothing(name, tmp
     support.write_info(directory, filenames=[name], shard_lengths=[3])
     server = serve(directory)
     with pytest.raises(UserError, match="is outside of the directory"):
-        data.open_source(
+        datasets.open_source(
             "webdataset", server.url, cache_dir=str(tmp_path / "copies"), num_classes=3
         )
     assert not [path for path in (tmp_path / "copies").rglob("*") if path.is_file()]
@@ -431,10 +435,10 @@ def test_bad_records_and_manifest_contain_no_passwords(tmp_path, serve, caplog):
     copies = str(tmp_path / "copies")
     settings = prepare.PrepareSettings(skip_bad_records=True)
     prepare.prepare_dataset(
-        data.DatasetRequest("webdataset", url, cache_dir=copies), tmp_path / "shards", settings
+        datasets.DatasetRequest("webdataset", url, cache_dir=copies), tmp_path / "shards", settings
     )
     manifest = (tmp_path / "shards" / "manifest.json").read_text()
-    location, _ = data.open_source("webdataset", url, cache_dir=copies).locate(1)
+    location, _ = datasets.open_source("webdataset", url, cache_dir=copies).locate(1)
     for text in (manifest, caplog.text, location):
         assert "http://***@127.0.0.1" in text
         assert "hunter2" not in text

@@ -16,7 +16,7 @@ import tensorflow as tf
 from PIL import Image
 
 from hybrid_imagenet import data
-from hybrid_imagenet.data import pipeline
+from hybrid_imagenet.data import datasets, pipeline
 from hybrid_imagenet.data.bad_records import BadRecords, ExampleReader
 from hybrid_imagenet.data.sources import digits, tfrecord
 from hybrid_imagenet.data.sources.source import BadRecord, load_index, load_or_build_index
@@ -55,7 +55,7 @@ def make(form, directory):
     if form == "tfds":
         write_tfds(directory)
         return "imagenet2012"
-    for split in data.SPLITS:
+    for split in datasets.SPLITS:
         pairs = support.tiny(split)
         if form == "imagenet":
             support.write_shards(directory, split, pairs)
@@ -76,8 +76,8 @@ def test_open_source_returns_the_same_images_and_labels_for_all_forms(form, tmp_
     directory = tmp_path / "set"
     directory.mkdir()
     name = make(form, directory)
-    for split in data.SPLITS:
-        source = data.open_source(name, str(directory), split)
+    for split in datasets.SPLITS:
+        source = datasets.open_source(name, str(directory), split)
         images, labels = source.read(np.arange(source.num_examples))
         expected = sorted((label, image) for image, label in support.tiny(split))
         assert sorted(zip(labels.tolist(), images, strict=True)) == expected
@@ -94,9 +94,9 @@ def test_open_source_returns_the_same_images_and_labels_for_all_forms(form, tmp_
 def test_tfrecord_without_class_names_needs_the_number_of_classes(tmp_path):
     support.write_shards(tmp_path, "train", support.tiny("train"))
     with pytest.raises(UserError, match=r"do not name the classes\. Set --num_classes"):
-        data.open_source("tfrecord", str(tmp_path))
-    assert data.open_source("tfrecord", str(tmp_path), num_classes=7).num_classes == 7
-    few = data.open_source("tfrecord", str(tmp_path), num_classes=2)
+        datasets.open_source("tfrecord", str(tmp_path))
+    assert datasets.open_source("tfrecord", str(tmp_path), num_classes=7).num_classes == 7
+    few = datasets.open_source("tfrecord", str(tmp_path), num_classes=2)
     with pytest.raises(BadRecord, match="label 2 is not one of 2 classes"):
         few.read(range(14))
     support.write_shards(
@@ -106,12 +106,12 @@ def test_tfrecord_without_class_names_needs_the_number_of_classes(tmp_path):
         UserError,
         match="image/class/label is 0, but counts from 1: store labels that count from 0 in label",
     ):
-        data.open_source("tfrecord", str(tmp_path), num_classes=3)
+        datasets.open_source("tfrecord", str(tmp_path), num_classes=3)
 
 
 def test_digits_are_distinct_and_divided_by_class(tmp_path):
-    train = data.open_source("digits", str(tmp_path))
-    held_out = data.open_source("digits", str(tmp_path), "validation")
+    train = datasets.open_source("digits", str(tmp_path))
+    held_out = datasets.open_source("digits", str(tmp_path), "validation")
     assert (train.num_examples, held_out.num_examples, train.num_classes) == (1500, 297, 10)
     images, labels = train.read(range(1500))
     assert np.bincount(labels).min() > 140
@@ -132,7 +132,7 @@ def test_digits_arrays_equal_the_source_of_the_program(tmp_path):
     assert (x_train.shape, x_train.dtype, y_train.shape) == ((1500, 8, 8), np.uint8, (1500,))
     assert (x_test.shape, x_test.dtype, y_test.shape) == ((297, 8, 8), np.uint8, (297,))
     assert (x_train.min(), x_train.max()) == (0, 16)
-    held_out = data.open_source("digits", str(tmp_path), "validation")
+    held_out = datasets.open_source("digits", str(tmp_path), "validation")
     encoded, labels = held_out.read(range(297))
     np.testing.assert_array_equal(y_test, labels)
     shrunk = Image.open(io.BytesIO(encoded[0])).convert("L").resize((8, 8), Image.Resampling.BOX)
@@ -141,8 +141,8 @@ def test_digits_arrays_equal_the_source_of_the_program(tmp_path):
 
 def test_digits_are_written_once_by_several_processes_at_the_same_time(tmp_path):
     code = (
-        "import sys; from hybrid_imagenet import data; print(data.open_source('digits',"
-        " sys.argv[1]).num_examples)"
+        "import sys; from hybrid_imagenet.data import datasets;"
+        " print(datasets.open_source('digits', sys.argv[1]).num_examples)"
     )
     started = [python("-c", code, tmp_path) for _ in range(2)]
     assert [process.communicate(timeout=60)[0].strip() for process in started] == ["1500"] * 2
@@ -150,16 +150,16 @@ def test_digits_are_written_once_by_several_processes_at_the_same_time(tmp_path)
 
 
 def test_synthetic_source_has_distinct_images_as_large_as_photographs():
-    source = data.open_source("synthetic", num_examples=50, num_classes=4)
+    source = datasets.open_source("synthetic", num_examples=50, num_classes=4)
     images, labels = source.read(range(50))
     assert labels.tolist() == [number % 4 for number in range(50)]
     assert len(set(images)) == 50
     assert 90_000 < np.mean([len(image) for image in images]) < 130_000
-    assert data.open_source("synthetic_tensors", split="validation").num_examples == 50_000
+    assert datasets.open_source("synthetic_tensors", split="validation").num_examples == 50_000
 
 
 def test_synthetic_tensors_repeat_pixels_but_count_labels_and_weights():
-    source = data.open_source("synthetic_tensors", split="validation", num_examples=200)
+    source = datasets.open_source("synthetic_tensors", split="validation", num_examples=200)
     elements = list(pipeline.evaluation_batches(source, 3, 0, 1, image_size=16))
     assert (
         sum(float(element["weight"].numpy().sum()) for element in elements)
@@ -195,7 +195,7 @@ def test_tfrecord_with_a_flipped_bit_is_a_bad_record_with_file_and_offset(tmp_pa
     path = tmp_path / "train-00001-of-00002"
     offsets, lengths, _ = tfrecord.scan_shard(path)
     flip_bit(path, int(offsets[3] + lengths[3] // 2))
-    source = data.open_source("tfrecord", str(tmp_path), num_classes=3)
+    source = datasets.open_source("tfrecord", str(tmp_path), num_classes=3)
     with pytest.raises(BadRecord, match="checksum of the data") as error:
         source.read(range(14))
     assert (error.value.file, error.value.offset) == (str(path), offsets[3])
@@ -231,7 +231,7 @@ def test_tfrecord_shard_that_is_damaged_raises_file_and_offset(damage, record, r
         r"\(1 of 2 shards are damaged\)\. Restore the file"
     )
     with pytest.raises(UserError, match=line):
-        data.open_source("tfrecord", str(tmp_path), num_classes=3)
+        datasets.open_source("tfrecord", str(tmp_path), num_classes=3)
 
 
 @pytest.mark.parametrize("kind", ["GZIP", "ZLIB"])
@@ -250,7 +250,7 @@ def test_tfrecords_that_are_compressed_raise_a_command_that_decompresses_them(
     with pytest.raises(
         UserError, match=rf"is compressed \({kind}\), .* Decompress each shard"
     ) as error:
-        data.open_source("tfrecord", str(tmp_path), num_classes=3)
+        datasets.open_source("tfrecord", str(tmp_path), num_classes=3)
     command = str(error.value).partition("as in: ")[2]
     subprocess.run(["bash", "-ec", command], cwd=tmp_path, check=True)
     assert (tmp_path / "plain" / path.name).read_bytes() == whole
@@ -265,9 +265,9 @@ def test_example_reader_whose_directory_disappears_raises_its_name_and_skips_not
     mounted.mkdir()
     if form == "webdataset":
         support.write_tars(mounted, "train", support.tiny("train"), 20)
-        source = data.open_source(form, str(mounted))
+        source = datasets.open_source(form, str(mounted))
     else:
-        source = data.open_source(make(form, mounted), str(mounted))
+        source = datasets.open_source(make(form, mounted), str(mounted))
     mounted.rename(tmp_path / "elsewhere")
     examples = ExampleReader(source, BadRecords(source, policy, 100))
     reason = (
@@ -290,9 +290,9 @@ def test_example_reader_on_a_machine_at_its_limits_skips_nothing(
 ):
     if form == "webdataset":
         support.write_tars(tmp_path, "train", support.tiny("train"), 20)
-        source = data.open_source(form, str(tmp_path))
+        source = datasets.open_source(form, str(tmp_path))
     else:
-        source = data.open_source(make(form, tmp_path), str(tmp_path))
+        source = datasets.open_source(make(form, tmp_path), str(tmp_path))
 
     def fail(*arguments, **options):
         raise OSError(error_number, os.strerror(error_number))
@@ -307,7 +307,7 @@ def test_example_reader_on_a_machine_at_its_limits_skips_nothing(
 
 
 def test_image_that_disappears_from_its_directory_is_a_bad_record(tmp_path):
-    source = data.open_source(make("folder", tmp_path), str(tmp_path))
+    source = datasets.open_source(make("folder", tmp_path), str(tmp_path))
     Path(source.locate(0)[0]).unlink()
     with pytest.raises(BadRecord, match="No such file or directory"):
         source.read_one(0)
@@ -320,11 +320,11 @@ def test_open_source_with_a_pipe_instead_of_a_file_raises(name, tmp_path):
     os.mkfifo(tmp_path / name)
     form = {".tar": "webdataset", ".parquet": "parquet"}.get(Path(name).suffix, "tfrecord")
     with pytest.raises(UserError, match=rf"{name} .*is not a regular file"):
-        data.open_source(form, str(tmp_path), num_classes=3)
+        datasets.open_source(form, str(tmp_path), num_classes=3)
 
 
 def test_folder_with_a_link_to_a_pipe_or_a_device_has_a_bad_record(tmp_path):
-    source = data.open_source(make("folder", tmp_path), str(tmp_path))
+    source = datasets.open_source(make("folder", tmp_path), str(tmp_path))
     os.mkfifo(tmp_path / "pipe")
     for number, target in enumerate((tmp_path / "pipe", "/dev/zero")):
         path = Path(source.locate(number)[0])
@@ -388,21 +388,21 @@ def test_open_source_of_unusable_data_raises_one_line(name, prepare, message, tm
     directory.mkdir()
     prepare(directory)
     with pytest.raises(UserError, match=message) as error:
-        data.open_source(name, str(directory), num_classes=3)
+        datasets.open_source(name, str(directory), num_classes=3)
     assert "\n" not in str(error.value)
 
 
 def test_parquet_row_groups_in_memory_are_bounded(tmp_path):
     make("parquet", tmp_path)
-    small = data.open_source("parquet", str(tmp_path), memory_bytes=1)
-    large = data.open_source("parquet", str(tmp_path))
+    small = datasets.open_source("parquet", str(tmp_path), memory_bytes=1)
+    large = datasets.open_source("parquet", str(tmp_path))
     for source in (small, large):
         for _ in range(2):
             source.read(range(source.num_examples))
     # There are 14 rows in two files, in groups of 3.
     assert large.reads.operations == 6
     assert small.reads.operations == 12
-    shared = data.open_source("parquet", str(tmp_path))
+    shared = datasets.open_source("parquet", str(tmp_path))
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         list(pool.map(shared.read_one, [0] * 8))
     # One of the eight threads reads, and the others wait for it.
@@ -412,7 +412,7 @@ def test_parquet_row_groups_in_memory_are_bounded(tmp_path):
 def test_empty_shard_next_to_another_is_noted_as_a_fault(tmp_path):
     make("imagenet", tmp_path)
     (tmp_path / "train-00001-of-00002").write_bytes(b"")
-    (note,) = data.open_source("tfrecord", str(tmp_path), num_classes=3).notes
+    (note,) = datasets.open_source("tfrecord", str(tmp_path), num_classes=3).notes
     assert "1 of 2 shards are empty: " in note.text
     assert note.fault
 
@@ -425,7 +425,7 @@ def test_directory_without_permission_raises_one_line(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "iterdir", denied)
     with pytest.raises(UserError, match=f"{tmp_path}: cannot be read \\(Permission denied\\)"):
-        data.open_source("tfrecord", str(tmp_path), num_classes=3)
+        datasets.open_source("tfrecord", str(tmp_path), num_classes=3)
 
 
 def test_parquet_page_with_a_wrong_checksum_is_a_bad_record(tmp_path):
@@ -436,11 +436,11 @@ def test_parquet_page_with_a_wrong_checksum_is_a_bad_record(tmp_path):
         parquet.read_table(path), path, write_page_checksum=True, compression="none"
     )
     content = path.read_bytes()
-    first = data.open_source("parquet", str(tmp_path)).read_one(0)[0]
+    first = datasets.open_source("parquet", str(tmp_path)).read_one(0)[0]
     at = content.index(first) + len(first) // 2
     path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
     with pytest.raises(BadRecord, match=f"{path}.*(checksum|CRC)"):
-        data.open_source("parquet", str(tmp_path)).read_one(0)
+        datasets.open_source("parquet", str(tmp_path)).read_one(0)
 
 
 def test_parquet_row_group_that_is_damaged_makes_only_its_rows_bad(tmp_path):
@@ -452,7 +452,7 @@ def test_parquet_row_group_that_is_damaged_makes_only_its_rows_bad(tmp_path):
     start = column.dictionary_page_offset or column.data_page_offset
     content[start : start + 8] = b"\xff" * 8
     path.write_bytes(content)
-    source = data.open_source("parquet", str(tmp_path))
+    source = datasets.open_source("parquet", str(tmp_path))
     source.read_one(0)
     with pytest.raises(BadRecord) as error:
         source.read_one(3)
@@ -474,7 +474,7 @@ def write_folder_without_splits(directory):
 def test_val_fraction_of_a_folder_splits_each_class(tmp_path, inner):
     directory = write_folder_without_splits(tmp_path / inner)
     train, validation = (
-        data.open_source("folder", str(tmp_path), split, val_fraction=0.2)
+        datasets.open_source("folder", str(tmp_path), split, val_fraction=0.2)
         for split in ("train", "validation")
     )
     assert train.class_names == validation.class_names == ("a", "b")
@@ -489,7 +489,7 @@ def test_val_fraction_of_a_folder_splits_each_class(tmp_path, inner):
 def test_class_folders_without_splits_raise_an_error_that_names_val_fraction(tmp_path):
     write_folder_without_splits(tmp_path)
     with pytest.raises(UserError, match=r"no directory train\. Add --val_fraction=0\.2"):
-        data.open_source("folder", str(tmp_path))
+        datasets.open_source("folder", str(tmp_path))
 
 
 def test_train_directory_without_validation_raises_an_error_that_names_val_fraction(tmp_path):
@@ -497,7 +497,7 @@ def test_train_directory_without_validation_raises_an_error_that_names_val_fract
     with pytest.raises(
         UserError, match=r"no directory validation or val or valid or test\. Add --val_fraction"
     ):
-        data.open_source("folder", str(tmp_path), "validation")
+        datasets.open_source("folder", str(tmp_path), "validation")
 
 
 def test_val_fraction_of_classes_with_one_image_each_raises(tmp_path):
@@ -507,18 +507,18 @@ def test_val_fraction_of_classes_with_one_image_each_raises(tmp_path):
     with pytest.raises(
         UserError, match=r"--val_fraction=0\.2 leaves no image for the validation split"
     ):
-        data.open_source("folder", str(tmp_path), "validation", val_fraction=0.2)
+        datasets.open_source("folder", str(tmp_path), "validation", val_fraction=0.2)
 
 
 def test_val_fraction_with_a_directory_of_validation_images_raises(tmp_path):
     make("folder", tmp_path)
     with pytest.raises(UserError, match="has validation images already"):
-        data.open_source("folder", str(tmp_path), val_fraction=0.2)
+        datasets.open_source("folder", str(tmp_path), val_fraction=0.2)
 
 
 def test_val_fraction_with_another_dataset_than_folder_raises():
     with pytest.raises(UserError, match=r"--val_fraction=0\.2 needs --dataset=folder, not digits"):
-        data.open_source("digits", val_fraction=0.2)
+        datasets.open_source("digits", val_fraction=0.2)
 
 
 @dataclasses.dataclass
@@ -586,14 +586,16 @@ def test_index_of_shards_is_cached_until_a_file_changes(tmp_path, monkeypatch):
 def test_damaged_index_of_prepared_shards_is_built_again(tmp_path):
     target = tmp_path / "shards"
     prepare.prepare_dataset(
-        data.DatasetRequest("digits", str(tmp_path / "digits")),
+        datasets.DatasetRequest("digits", str(tmp_path / "digits")),
         target,
         prepare.PrepareSettings(per_shard=500),
     )
     index = target / "validation.index.npz"
     for content in (b"", index.read_bytes()[:-1]):
         index.write_bytes(content)
-        assert data.open_source("tfrecord", str(target), "validation").read_one(296)[1] in range(10)
+        assert datasets.open_source("tfrecord", str(target), "validation").read_one(296)[
+            1
+        ] in range(10)
 
 
 def test_encode_example_agrees_with_tensorflow():
@@ -656,7 +658,7 @@ def test_tfrecord_with_other_than_one_image_and_one_class_number_is_a_bad_record
     example, reason, tmp_path
 ):
     write_examples(tmp_path / "train-00000-of-00001", [{"image": [IMAGE], "label": [2]}, example])
-    source = data.open_source("tfrecord", str(tmp_path), num_classes=3)
+    source = datasets.open_source("tfrecord", str(tmp_path), num_classes=3)
     assert source.read_one(0) == (IMAGE, 2)
     with pytest.raises(BadRecord, match=reason) as error:
         source.read_one(1)
@@ -684,7 +686,7 @@ def test_tfrecord_of_another_program_raises_an_error_that_names_its_features(
 ):
     write_examples(tmp_path / "train-00000-of-00001", [example, example])
     with pytest.raises(UserError, match=reason) as error:
-        data.open_source("tfrecord", str(tmp_path), num_classes=3)
+        datasets.open_source("tfrecord", str(tmp_path), num_classes=3)
     assert "skip" not in str(error.value)
 
 
@@ -694,7 +696,7 @@ def test_tfrecord_with_a_damaged_first_record_has_a_bad_record(tmp_path):
     content = bytearray(path.read_bytes())
     content[40] ^= 1
     path.write_bytes(content)
-    source = data.open_source("tfrecord", str(tmp_path), num_classes=3)
+    source = datasets.open_source("tfrecord", str(tmp_path), num_classes=3)
     assert source.read_one(1) == (IMAGE, 2)
     with pytest.raises(BadRecord, match="the checksum of the data does not match"):
         source.read_one(0)
@@ -723,7 +725,7 @@ def test_parquet_with_lists_of_images_or_labels_raises(columns, message, tmp_pat
 
     parquet.write_table(pyarrow.table(columns), tmp_path / "train.parquet")
     with pytest.raises(UserError, match=message):
-        data.open_source("parquet", str(tmp_path), num_classes=2)
+        datasets.open_source("parquet", str(tmp_path), num_classes=2)
 
 
 @pytest.mark.parametrize("form", ["binary", "large_binary", "dictionary", "struct"])
@@ -740,5 +742,5 @@ def test_parquet_with_any_form_of_bytes_returns_the_image(form, tmp_path):
     else:
         image = pyarrow.array([IMAGE], form)
     parquet.write_table(pyarrow.table({"image": image, "label": [1]}), tmp_path / "train.parquet")
-    source = data.open_source("parquet", str(tmp_path), num_classes=2)
+    source = datasets.open_source("parquet", str(tmp_path), num_classes=2)
     assert source.read_one(0) == (IMAGE, 1)

@@ -9,8 +9,8 @@ import tarfile
 import numpy as np
 import pytest
 
-from hybrid_imagenet import data, files
-from hybrid_imagenet.data import pipeline
+from hybrid_imagenet import files
+from hybrid_imagenet.data import datasets, pipeline
 from hybrid_imagenet.data.sources import webdataset
 from hybrid_imagenet.data.sources.source import BadRecord
 from hybrid_imagenet.errors import UserError
@@ -32,7 +32,7 @@ def as_json(number, image, label):
 def write(directory, form=support.as_cls, per_file=3):
     """Writes the tiny dataset into 5 and 2 files."""
     directory.mkdir(parents=True)
-    for split in data.SPLITS:
+    for split in datasets.SPLITS:
         support.write_tars(directory, f"tiny-{split}", support.tiny(split), per_file, form)
     return directory
 
@@ -44,7 +44,7 @@ def test_webdataset_source_returns_images_and_labels_as_written(form, info, tmp_
     if info:
         support.write_info(directory)
     for split, sizes in (("train", [3, 3, 3, 3, 2]), ("validation", [3, 2])):
-        source = data.open_source("webdataset", str(directory), split)
+        source = datasets.open_source("webdataset", str(directory), split)
         images, labels = source.read(np.arange(source.num_examples))
         assert list(zip(images, labels.tolist(), strict=True)) == support.tiny(split)
         assert source.class_names == ("0", "1", "2")
@@ -62,8 +62,8 @@ def test_webdataset_source_reads_class_names_and_directories_of_splits(tmp_path)
         (directory / name).mkdir()
         for path in directory.glob(f"*-{split}-*.tar"):
             path.rename(directory / name / path.name.rpartition("-")[2])
-    for split in data.SPLITS:
-        source = data.open_source("webdataset", str(directory), split)
+    for split in datasets.SPLITS:
+        source = datasets.open_source("webdataset", str(directory), split)
         assert source.class_names == ("cat", "dog", "owl")
         assert source.num_examples == len(support.tiny(split))
 
@@ -95,7 +95,7 @@ def test_webdataset_source_recognizes_files_of_a_sample_by_the_whole_extension(t
             (f"{long}.cls", b"2"),
         ],
     )
-    source = data.open_source("webdataset", str(tmp_path))
+    source = datasets.open_source("webdataset", str(tmp_path))
     assert [source.read_one(number) for number in range(source.num_examples)] == [
         (image, 1),
         (image, 2),
@@ -129,7 +129,7 @@ def test_webdataset_source_recognizes_files_of_a_sample_by_the_whole_extension(t
 )
 def test_webdataset_sample_that_cannot_be_used_is_a_bad_record(files, reason, tmp_path):
     tar(tmp_path / "train-0.tar", [("0.jpg", b"x"), ("0.cls", b"0"), *files])
-    source = data.open_source("webdataset", str(tmp_path), num_classes=2)
+    source = datasets.open_source("webdataset", str(tmp_path), num_classes=2)
     assert source.read_one(0) == (b"x", 0)
     with pytest.raises(BadRecord, match=reason) as error:
         source.read_one(1)
@@ -165,7 +165,7 @@ def test_webdataset_source_follows_links_inside_the_archive(tmp_path):
             ("./c/4.cls", tarfile.LNKTYPE, "a/0.cls"),
         ],
     )
-    source = data.open_source("webdataset", str(tmp_path))
+    source = datasets.open_source("webdataset", str(tmp_path))
     examples = [source.read_one(number) for number in range(source.num_examples)]
     assert examples == [(b"first", 0), (b"first", 1), (b"last", 1), (b"last", 2), (b"last", 0)]
 
@@ -183,7 +183,7 @@ def test_webdataset_link_to_a_file_outside_the_archive_is_a_bad_record(
     members, file_with_link, tmp_path
 ):
     tar_with_links(tmp_path / "train-0.tar", [("0.jpg", b"x"), ("0.cls", b"0"), *members])
-    source = data.open_source("webdataset", str(tmp_path), num_classes=2)
+    source = datasets.open_source("webdataset", str(tmp_path), num_classes=2)
     assert source.read_one(0) == (b"x", 0)
     with pytest.raises(
         BadRecord,
@@ -203,7 +203,7 @@ def test_webdataset_tar_with_a_sparse_file_raises(tmp_path):
     with pytest.raises(
         UserError, match=r"train-0.tar: 0.png is stored as a sparse file: write the archive without"
     ):
-        data.open_source("webdataset", str(tmp_path))
+        datasets.open_source("webdataset", str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_webdataset_sample_with_two_images_or_labels_raises(files, message, tmp_
     with pytest.raises(
         UserError, match=rf"train-0.tar: a sample has {message}: leave one"
     ) as error:
-        data.open_source("webdataset", str(tmp_path))
+        datasets.open_source("webdataset", str(tmp_path))
     assert "\n" not in str(error.value)
 
 
@@ -235,7 +235,7 @@ def test_webdataset_tar_that_is_compressed_raises(mode, tmp_path):
         UserError,
         match=r"train-0.tar: .* is compressed \((GZIP|BZIP2|XZ)\).* (gzip|bzip2|xz) -dc < FILE",
     ):
-        data.open_source("webdataset", str(tmp_path))
+        datasets.open_source("webdataset", str(tmp_path))
 
 
 def test_webdataset_tar_files_that_were_joined_raise(tmp_path):
@@ -247,7 +247,7 @@ def test_webdataset_tar_files_that_were_joined_raise(tmp_path):
     with pytest.raises(
         UserError, match=rf"0000.tar: offset {end}: more follows the end of the archive"
     ):
-        data.open_source("webdataset", str(directory))
+        datasets.open_source("webdataset", str(directory))
 
 
 def damaged_tar(content, begin, damage):
@@ -285,7 +285,7 @@ def test_webdataset_tar_that_is_cut_or_damaged_raises_the_offset(damage, info, t
     begin = webdataset.scan_tar(path).begin
     path.write_bytes(damaged_tar(path.read_bytes(), begin, damage))
     with pytest.raises(UserError, match=r"0001.tar: offset \d+: .*restore"):
-        data.open_source("webdataset", str(directory))
+        datasets.open_source("webdataset", str(directory))
 
 
 @pytest.fixture
@@ -304,9 +304,9 @@ def scans(monkeypatch):
 
 def test_index_of_a_tar_is_cached_until_the_file_changes(scans, tmp_path):
     directory = write(tmp_path / "set")
-    data.open_source("webdataset", str(directory))
+    datasets.open_source("webdataset", str(directory))
     scans.clear()
-    data.open_source("webdataset", str(directory))
+    datasets.open_source("webdataset", str(directory))
     assert not scans
     path = directory / "tiny-train-0002.tar"
     for label in (0, 1):
@@ -314,7 +314,7 @@ def test_index_of_a_tar_is_cached_until_the_file_changes(scans, tmp_path):
         tar(path, [("0.jpg", b"x"), ("0.cls", b"%d" % label)])
         # rsync -t and reproducible archives keep the time of the file.
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-        source = data.open_source("webdataset", str(directory))
+        source = datasets.open_source("webdataset", str(directory))
         assert source.num_examples == 12
         indices = [index for index in range(12) if source.locate(index)[0] == str(path)]
         assert [source.read_one(index)[1] for index in indices] == [label]
@@ -323,7 +323,7 @@ def test_index_of_a_tar_is_cached_until_the_file_changes(scans, tmp_path):
 
 def test_index_of_a_tar_by_an_older_version_is_built_again(scans, tmp_path):
     directory = write(tmp_path / "set")
-    data.open_source("webdataset", str(directory))
+    datasets.open_source("webdataset", str(directory))
     path = directory / "tiny-train-0002.tar"
     cache_file = files.cached_index_path("tar", webdataset._INDEX_VERSION, files=[path])
     with np.load(cache_file) as stored:
@@ -331,7 +331,7 @@ def test_index_of_a_tar_by_an_older_version_is_built_again(scans, tmp_path):
     columns["version"] -= 1
     np.savez(cache_file, **columns)
     scans.clear()
-    data.open_source("webdataset", str(directory))
+    datasets.open_source("webdataset", str(directory))
     assert scans == ["tiny-train-0002.tar"]
 
 
@@ -342,15 +342,15 @@ def test_tar_with_another_number_of_samples_than_listed_raises(tmp_path):
     # The validation split needs its list, but the training split does not.
     del listed["splits"]["validation"]["filenames"]
     (directory / "_info.json").write_text(json.dumps(listed))
-    assert data.open_source("webdataset", str(directory)).num_examples > 0
+    assert datasets.open_source("webdataset", str(directory)).num_examples > 0
     support.write_info(directory, shard_lengths=[3, 3, 4, 3, 2])
     with pytest.raises(UserError, match=r"0002.tar holds 3 samples, but _info.json says 4"):
-        data.open_source("webdataset", str(directory))
+        datasets.open_source("webdataset", str(directory))
 
 
 def test_webdataset_epoch_has_each_image_once_and_prefetches_its_window(tmp_path):
     directory = write(tmp_path / "set")
-    source = data.open_source("webdataset", str(directory))
+    source = datasets.open_source("webdataset", str(directory))
     order = ShardOrder(source.shard_sizes, 2, seed=3)
     requests = []
     source.prefetch = lambda shards: requests.append(tuple(shards))

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 
-from hybrid_imagenet import data
+from hybrid_imagenet.data import datasets
 from tests.guard import hashes, runs
 from tests.ranks import Pool
 
@@ -34,7 +34,7 @@ def write_digits(folder: pathlib.Path) -> None:
         mock.patch.object(digits, "_load_digits", lambda: (images[:count], labels[:count])),
         mock.patch.object(digits, "_NUM_VALIDATION_IMAGES", VALIDATION_IMAGES),
     ):
-        data.open_source("digits", str(folder))
+        datasets.open_source("digits", str(folder))
 
 
 def main() -> int:

@@ -9,7 +9,8 @@ import math
 
 import pytest
 
-from hybrid_imagenet import data, recipes
+from hybrid_imagenet import recipes
+from hybrid_imagenet.data import datasets
 from hybrid_imagenet.data.sources import digits
 from tests.recipes import programs
 from tests.support import program
@@ -32,7 +33,7 @@ def digits_folder(tmp_path_factory):
             lambda: (images[: TRAIN + VALIDATION], labels[: TRAIN + VALIDATION]),
         )
         patch.setattr(digits, "_NUM_VALIDATION_IMAGES", VALIDATION)
-        data.open_source("digits", str(folder))
+        datasets.open_source("digits", str(folder))
     return folder
 
 

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from hybrid_imagenet import data
+from hybrid_imagenet.data import datasets
 from hybrid_imagenet.data.sources.idx import FASHION_MNIST
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.tools import command_line
@@ -51,7 +51,7 @@ def pairs(source, tmp_path):
 
 def test_garment_pairs_are_read_as_100_named_classes(pairs):
     for split in ("train", "validation"):
-        source = data.open_source("idx", str(pairs), split)
+        source = datasets.open_source("idx", str(pairs), split)
         assert (source.num_examples, source.num_classes, source.side) == (200, 100, 32)
         assert source.notes == ()
         pixels, _ = source.read_pixels(np.array([0]))
@@ -62,7 +62,7 @@ def test_garment_pairs_are_read_as_100_named_classes(pairs):
 
 @pytest.mark.parametrize(("split", "gray"), [("train", 160), ("validation", 200)])
 def test_garment_pairs_have_the_garments_of_their_label_and_split(pairs, split, gray):
-    source = data.open_source("idx", str(pairs), split)
+    source = datasets.open_source("idx", str(pairs), split)
     for picture, label in zip(source.pixels, source.labels, strict=True):
         # The lower garment hides part of the upper one, but not its first rows.
         assert int(picture[: SIDE - GARMENT_SIDE].max()) == gray + label // 10
@@ -71,7 +71,7 @@ def test_garment_pairs_have_the_garments_of_their_label_and_split(pairs, split, 
 
 def test_garment_pairs_have_equal_counts_in_random_order(pairs):
     for split in ("train", "validation"):
-        labels = data.open_source("idx", str(pairs), split).labels
+        labels = datasets.open_source("idx", str(pairs), split).labels
         assert np.bincount(labels).tolist() == [2] * 100
         assert not np.array_equal(labels, np.sort(labels))
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hybrid_imagenet import data
 from hybrid_imagenet.comm import SingleProcess
+from hybrid_imagenet.data import datasets
 from hybrid_imagenet.data.pipeline import HostOptions
 from hybrid_imagenet.training.accumulators import SumAccumulator
 from hybrid_imagenet.training.evaluation import Validation
@@ -44,7 +44,7 @@ class FirstPixel:
 
 @pytest.mark.parametrize(("size", "batch"), [(1, 5), (2, 5), (3, 2), (4, 8)])
 def test_validation_on_any_number_of_ranks_has_one_result_per_image(tmp_path, size, batch):
-    source = data.open_source("fashion_mnist", test_idx.write(tmp_path), "train")
+    source = datasets.open_source("fashion_mnist", test_idx.write(tmp_path), "train")
     image_rows = np.zeros((12, 3), np.float32)
     for rank in range(size):
         validation = Validation(

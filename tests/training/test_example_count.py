@@ -9,7 +9,7 @@ import pytest
 
 from hybrid_imagenet import config
 from hybrid_imagenet.checkpoints.run_state import RunState
-from hybrid_imagenet.data import DatasetRequest
+from hybrid_imagenet.data.datasets import DatasetRequest
 from hybrid_imagenet.data.pipeline import HostOptions
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.order.sampling import Cursor, SampleOrder

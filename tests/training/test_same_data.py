@@ -7,9 +7,9 @@ import shutil
 import numpy as np
 import pytest
 
-from hybrid_imagenet import data
 from hybrid_imagenet.checkpoints.archive import CheckpointArchive
 from hybrid_imagenet.comm import SingleProcess
+from hybrid_imagenet.data import datasets
 from hybrid_imagenet.data.sources.subset import Subset
 from hybrid_imagenet.errors import EXIT_USAGE, SharedError, UserError
 from hybrid_imagenet.training import same_data
@@ -30,7 +30,7 @@ class Ranks(SingleProcess):
 
 
 def folder(directory):
-    for split in data.SPLITS:
+    for split in datasets.SPLITS:
         support.write_folder(directory, split, support.tiny(split))
     return directory
 
@@ -44,7 +44,7 @@ def altered(directory, change):
     other = directory.with_name("other")
     shutil.copytree(directory, other)
     change(other / "train")
-    return data.open_source("folder", str(other))
+    return datasets.open_source("folder", str(other))
 
 
 CHANGES = [
@@ -62,7 +62,7 @@ CHANGES = [
 
 @pytest.mark.parametrize(("change", "words"), CHANGES)
 def test_check_ranks_with_different_data_names_rank_host_and_part(change, words, tmp_path):
-    source = data.open_source("folder", str(folder(tmp_path / "set")))
+    source = datasets.open_source("folder", str(folder(tmp_path / "set")))
     other = altered(tmp_path / "set", change)
     same_data.check_ranks(Ranks(identities(copy.copy(source))), {"training": source})
     with pytest.raises(
@@ -73,7 +73,7 @@ def test_check_ranks_with_different_data_names_rank_host_and_part(change, words,
 
 
 def test_check_resumed_with_other_data_is_rejected(tmp_path):
-    source = data.open_source("folder", str(folder(tmp_path / "set")))
+    source = datasets.open_source("folder", str(folder(tmp_path / "set")))
     change, words = CHANGES[1]
     checkpoint = CheckpointArchive(
         pathlib.Path("step-000000005.npz"), {}, {"data": identities(source)}
@@ -88,7 +88,7 @@ def test_check_resumed_with_other_data_is_rejected(tmp_path):
 
 
 def test_check_ranks_with_another_tuning_split_is_rejected(tmp_path):
-    source = data.open_source("folder", str(folder(tmp_path / "set")))
+    source = datasets.open_source("folder", str(folder(tmp_path / "set")))
     one, same, other = (
         Subset(source, np.array(kept)) for kept in ([0, 2, 5], [0, 2, 5], [0, 3, 5])
     )
@@ -106,7 +106,7 @@ def test_check_ranks_with_other_shard_sizes_is_rejected(tmp_path):
             pairs = support.tiny("train")[first : first + count]
             support.write_tars(tmp_path / name, f"train-{number}", pairs, per_file=count)
             first += count
-    one, other = (data.open_source("webdataset", str(tmp_path / name)) for name in "ab")
+    one, other = (datasets.open_source("webdataset", str(tmp_path / name)) for name in "ab")
     with pytest.raises(SharedError, match=": other sizes of shards\\. Use the same data"):
         same_data.check_ranks(Ranks(identities(other)), {"training": one})
 

@@ -6,7 +6,7 @@ import pytest
 from hybrid_imagenet import config, print_config
 from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.config import derived
-from hybrid_imagenet.data import pipeline
+from hybrid_imagenet.data import datasets, pipeline
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.order.sampling import Cursor, SampleOrder
 from tests.data import test_idx
@@ -96,9 +96,7 @@ def test_four_gpus_in_all_layouts_give_equal_weights_with_every_method(pools, da
 
 
 def test_training_batches_of_virtual_gpus_equal_those_of_real_gpus(data):
-    from hybrid_imagenet import data as data_package
-
-    source = data_package.open_source("fashion_mnist", data)
+    source = datasets.open_source("fashion_mnist", data)
     order = SampleOrder(96, seed=5)
 
     def elements(rank, size, parts):

@@ -10,7 +10,8 @@ import google_crc32c
 import numpy as np
 
 from hybrid_imagenet.comm.quiet import import_tensorflow
-from hybrid_imagenet.data import DatasetRequest, images
+from hybrid_imagenet.data import images
+from hybrid_imagenet.data.datasets import DatasetRequest
 from hybrid_imagenet.data.listing import DatasetNote
 from hybrid_imagenet.data.sources import tfrecord
 from hybrid_imagenet.data.sources.source import BadRecord, Source

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hybrid_imagenet import data, files
+from hybrid_imagenet import files
 from hybrid_imagenet.data import datasets, listing
 from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, UserError, pluralize
 from hybrid_imagenet.tools import command_line
@@ -98,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_source_arguments(check, "--dataset")
     check.add_argument(
-        "--split", choices=data.SPLITS, help="the split to verify (default: both splits)"
+        "--split", choices=datasets.SPLITS, help="the split to verify (default: both splits)"
     )
     return parser
 
@@ -189,7 +189,7 @@ def _describe_split(split: str, entry: Mapping[str, Any]) -> str:
 def _check(arguments: argparse.Namespace) -> int:
     from hybrid_imagenet.tools.data import check
 
-    splits = [arguments.split] if arguments.split else data.SPLITS
+    splits = [arguments.split] if arguments.split else datasets.SPLITS
     requests = [datasets.DatasetRequest.from_flags(arguments, split) for split in splits]
     if arguments.split is None:
         train, validation = [request.open() for request in requests]

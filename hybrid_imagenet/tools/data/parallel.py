@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from hybrid_imagenet.data import DatasetRequest, Source
+from hybrid_imagenet.data.datasets import DatasetRequest
+from hybrid_imagenet.data.sources.source import Source
 from hybrid_imagenet.errors import UserError
 
 Task = TypeVar("Task")

@@ -20,7 +20,8 @@ import numpy as np
 
 from hybrid_imagenet import files
 from hybrid_imagenet.comm.quiet import import_tensorflow
-from hybrid_imagenet.data import SPLITS, DatasetRequest, images, listing
+from hybrid_imagenet.data import images, listing
+from hybrid_imagenet.data.datasets import SPLITS, DatasetRequest
 from hybrid_imagenet.data.sources import tfrecord
 from hybrid_imagenet.data.sources.folder import FolderSource
 from hybrid_imagenet.data.sources.source import BadRecord, Source, write_index

@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hybrid_imagenet import data
-from hybrid_imagenet.data import images
+from hybrid_imagenet.data import datasets, images
 from hybrid_imagenet.data.sources import tfrecord
 from hybrid_imagenet.tools.data import data_command as program
 from tests.data import support
@@ -45,9 +44,9 @@ def test_prepare_writes_the_images_and_labels_of_the_source(form, tmp_path, caps
         == 0
     )
     assert "train: 14 images in 4 shards" in capsys.readouterr().out
-    for split in data.SPLITS:
-        before = data.open_source(name, str(tmp_path / "from"), split)
-        after = data.open_source("tfrecord", target, split)
+    for split in datasets.SPLITS:
+        before = datasets.open_source(name, str(tmp_path / "from"), split)
+        after = datasets.open_source("tfrecord", target, split)
         assert after.class_names == before.class_names
         images, labels = after.read(range(after.num_examples))
         expected_images, expected_labels = before.read(range(before.num_examples))
@@ -69,7 +68,7 @@ def test_prepare_with_resize_reduces_large_images_and_converts_png_and_cmyk(tmp_
         (support.png(3, 80, 50), 2),
     ]
     pairs += [(support.jpeg(4, 64, 64, "CMYK"), 0)]
-    for split in data.SPLITS:
+    for split in datasets.SPLITS:
         support.write_folder(tmp_path / "from", split, pairs)
     run(
         "prepare",
@@ -78,7 +77,7 @@ def test_prepare_with_resize_reduces_large_images_and_converts_png_and_cmyk(tmp_
         f"--to={tmp_path / 'to'}",
         "--resize=32",
     )
-    source = data.open_source("tfrecord", str(tmp_path / "to"))
+    source = datasets.open_source("tfrecord", str(tmp_path / "to"))
     by_class = {}
     for image, label in zip(*source.read(range(4)), strict=True):
         by_class.setdefault(int(label), []).append(image)
@@ -99,7 +98,7 @@ def test_prepare_with_resize_reduces_large_images_and_converts_png_and_cmyk(tmp_
 def test_prepare_keeps_class_names_that_are_not_utf8(tmp_path):
     make("folder", tmp_path / "from")
     class_name = os.fsdecode(b"n01\xe9")
-    for split in data.SPLITS:
+    for split in datasets.SPLITS:
         (tmp_path / "from" / split / "n01").rename(tmp_path / "from" / split / class_name)
     assert (
         run(
@@ -112,7 +111,7 @@ def test_prepare_keeps_class_names_that_are_not_utf8(tmp_path):
 
 
 def test_prepare_with_bad_images_fails_or_skips_and_lists_them(tmp_path, capsys):
-    for split in data.SPLITS:
+    for split in datasets.SPLITS:
         support.write_folder(tmp_path / "from", split, support.tiny(split))
     bad = next((tmp_path / "from" / "train" / "n01").iterdir())
     bad.write_bytes(bad.read_bytes()[:100])
@@ -299,7 +298,7 @@ def test_prepare_after_a_kill_keeps_finished_shards(tmp_path):
         if path.name in receipts and path.stat().st_mtime_ns == stamp
     ]
     assert len(kept) == len(receipts) >= 4
-    source = data.open_source("tfrecord", str(tmp_path / "to"))
+    source = datasets.open_source("tfrecord", str(tmp_path / "to"))
     assert source.num_examples == 750
     assert Image.open(io.BytesIO(source.read_one(7)[0])).size == (48, 48)
     assert not [
@@ -352,7 +351,7 @@ def test_prepare_continues_only_with_the_source_of_the_interrupted_call(tmp_path
     (tmp_path / "b").rename(tmp_path / "a")
     bad.write_bytes(whole)
     assert prepare("a")[0] == 0
-    assert data.open_source("tfrecord", str(tmp_path / "to")).num_examples == 14
+    assert datasets.open_source("tfrecord", str(tmp_path / "to")).num_examples == 14
     assert not (tmp_path / "to" / "prepare-state").exists()
 
 
@@ -418,7 +417,7 @@ def test_check_and_prepare_count_files_that_both_splits_skip_once(tmp_path, caps
     assert run("prepare", "--from=folder", f"--to={tmp_path / 'to'}", *flags) == 0
     assert caplog.text.count("photos.zip") == 1
     manifest = json.loads((tmp_path / "to" / "manifest.json").read_text())
-    assert [len(manifest["splits"][split]["notes"]) for split in data.SPLITS] == [1, 0]
+    assert [len(manifest["splits"][split]["notes"]) for split in datasets.SPLITS] == [1, 0]
 
 
 def test_check_and_prepare_reject_splits_with_different_classes(tmp_path, capsys):
