@@ -1,7 +1,7 @@
 """Builds ResNets of 8 to 152 layers (He et al. 2015).
 
 Bottleneck blocks are v1.5, with the stride in the 3x3 convolution as in Goyal et al. §5.1. The
-networks in `models.depths.VERSION_1` have it in the first 1x1 convolution, as He et al. print it.
+network `models.depths.VERSION_1` has it in the first 1x1 convolution, as He et al. print it.
 Depths, widths and stems, also those for small images, are in `models.depths`.
 """
 
@@ -40,7 +40,7 @@ def build(
     block = _bottleneck
     if name in BASIC:
         block = _basic
-    elif name in VERSION_1:
+    elif name == VERSION_1:
         block = _bottleneck_v1
     image = builder.images(image_size)
     x = _stem(builder, image, width, stem)

@@ -100,7 +100,7 @@ def _block_layers(model: str, inputs: int, width: int, side: int, stride: int) -
     else:
         # The stride is in the first 1x1 convolution in version 1, and in the 3x3 convolution after
         # it in the other networks. There, the first convolution still sees the larger images.
-        first_side = output_side if model in VERSION_1 else side
+        first_side = output_side if model == VERSION_1 else side
         layers = [
             _convolution(1, inputs, width, first_side),
             _convolution(3, width, width, output_side),
