@@ -269,13 +269,6 @@ def test_links_of_a_page_lead_to_existing_pages_and_headings(page):
         assert not anchor or path.suffix != ".md" or anchor in anchors(path), (path, anchor)
 
 
-@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_files_of_tests_that_a_page_names_exist(page):
-    paths = re.findall(r"`(?:launch/test\.sh )?(tests/[\w/]+\.py)", page.read_text())
-    missing = [path for path in paths if "NAME" not in path and not (ROOT / path).exists()]
-    assert missing == []
-
-
 def test_every_page_can_be_reached_from_the_readme():
     # All pages of docs/ must also be listed in mkdocs.yml, in `nav` or in `not_in_nav`.
     reached = set()

@@ -14,7 +14,7 @@ from hybrid_imagenet.config import OPTIONS
 from hybrid_imagenet.options import options_of
 from hybrid_imagenet.planner.planner_flags import PlannerFlags
 from studies.command import STUDIES
-from tests.test_docs import anchors, blocks
+from tests.test_docs import ALL_PAGES, anchors, blocks
 
 ROOT = pathlib.Path(__file__).parents[1]
 PYTHON_FILES = sorted(
@@ -23,6 +23,10 @@ PYTHON_FILES = sorted(
     for path in (ROOT / directory).rglob("*.py")
 )
 SHELL_FILES = sorted((ROOT / "launch").rglob("*.sh"))
+FILE_OF_THE_REPOSITORY = (
+    r"(?<![\w./-])((?:benchmarks|dev|examples|flags|hybrid_imagenet|launch|studies|tests)/[\w./-]+"
+    r"\.(?:csv|flags|json|py|sh|txt|yaml))\b"
+)
 # Stands for a value that is formatted into a text.
 VALUE = "\0"
 SUBCOMMANDS = {"bench": set(BENCHMARKS), "data": {"prepare", "check"}}
@@ -103,12 +107,22 @@ def test_pages_and_sections_that_a_text_names_exist():
 
 
 def test_files_of_the_repository_that_a_text_names_exist():
-    directories = "benchmarks|dev|examples|flags|hybrid_imagenet|launch|studies|tests"
-    endings = "csv|flags|json|py|sh|txt|yaml"
-    files = named(rf"(?<![\w./-])((?:{directories})/[\w./-]+\.(?:{endings}))\b")
+    files = named(FILE_OF_THE_REPOSITORY)
     assert len(files) > 10
     for name, places in files.items():
         assert "NAME" in name or (ROOT / name).is_file(), (name, places)
+
+
+def test_files_of_the_repository_that_a_page_names_exist():
+    checked = 0
+    # The changelog also names files of the past.
+    for page in set(ALL_PAGES) - {ROOT / "CHANGELOG.md"}:
+        for name in re.findall(FILE_OF_THE_REPOSITORY, page.read_text()):
+            is_example = "NAME" in name or name == "hybrid_imagenet/recipes/cosine60.py"
+            paths = (ROOT / name, page.parent / name)
+            assert is_example or any(path.is_file() for path in paths), (page.name, name)
+            checked += 1
+    assert checked > 100
 
 
 def test_commands_that_a_text_names_exist():
