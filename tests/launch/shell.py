@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = ROOT / "launch"
-SCRIPTS = sorted([*LAUNCH.rglob("*.sh"), ROOT / ".ci" / "run"])
+SCRIPTS = sorted([*LAUNCH.rglob("*.sh"), *(ROOT / "dev").glob("*.sh"), ROOT / ".ci" / "run"])
 
 # Variables that change the scripts, and must not be inherited from the user who runs the tests.
 _REMOVED_VARIABLES = (

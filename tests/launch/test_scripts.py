@@ -36,7 +36,7 @@ def test_script_can_be_executed_and_stops_at_the_first_error(path):
 def test_help_of_a_script_begins_with_its_command(path):
     result = run(path, "--help")
     assert result.returncode == 0
-    assert result.stdout.startswith(f"launch/{path.relative_to(LAUNCH)}")
+    assert result.stdout.startswith(path.relative_to(ROOT).as_posix())
     assert "#" not in result.stdout.splitlines()[0]
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# launch/image_test.sh [--dir=DIR] [--keep] [PART ...]
+# dev/image_test.sh [--dir=DIR] [--keep] [PART ...]
 #
 # Builds and runs both targets of the Dockerfile on a machine without a container engine, and builds Horovod with other
 # compilers. It uses Debian's buildah, and base images that debootstrap creates. Each PART (default: all) prints one line
@@ -25,7 +25,7 @@
 # shellcheck disable=SC2329  # quiet and a trap call functions by name
 set -euo pipefail
 # shellcheck source=launch/lib.sh
-. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+. "$(dirname "${BASH_SOURCE[0]}")/../launch/lib.sh"
 
 ALL_PARTS=(cpu gpu gcc-13 gcc-14)
 FREE_GB=30
@@ -43,7 +43,7 @@ main() {
       --dir=?*) dir=${argument#*=} ;;
       --keep) keep=1 ;;
       cpu | gpu | gcc-13 | gcc-14) parts+=("$argument") ;;
-      *) usage_error "Unknown option or part $argument. See launch/image_test.sh --help." ;;
+      *) usage_error "Unknown option or part $argument. See dev/image_test.sh --help." ;;
     esac
     shift
   done
