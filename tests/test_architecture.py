@@ -32,8 +32,10 @@ ALLOWED = {
     "checkpoints": {"order", "models", "data"},
     "runlog": {"analysis", "optimizers"},
     "resilience": {"comm", "checkpoints"},
+    "training_run": {"checkpoints", "comm", "library"},
     "training": {
         "callbacks",
+        "training_run",
         "order",
         "schedules",
         "analysis",
@@ -96,6 +98,7 @@ ALLOWED = {
         "runlog",
         "resilience",
         "library",
+        "training_run",
     },
     "demo": {"main", "runlog", "tools"},
     "__main__": {"recipes", "comm", "resilience", "tools"},

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from hybrid_imagenet.callbacks.step_schedule import StepSchedule, is_bounded_warmup
-from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
+from hybrid_imagenet.training_run import StepSpan
 
 
 class AdaBoundBounds(StepSchedule):
@@ -21,14 +24,15 @@ class AdaBoundBounds(StepSchedule):
     At t = 0 the bounds are 0 and infinity, which is Adam. At t = T both are lr N, which is SGD with
     the learning rate that `LARSSchedule` continues with. t counts the fractional epochs that are
     done after the step, so the bounds close exactly at the end of the warmup.
-    `schedules.step_bounds.hybrid_bounds` computes the bounds.
-
-    Args:
-      communicator: the connected ranks (default: None, those of this process).
 
     Reference:
-      Lu et al. §2.2.1.
+      Lu et al. §2.2.1; `schedules.step_bounds.hybrid_bounds` is the formula in Python.
     """
 
-    def sets(self, optimizer: DistributedOptimizer, start: float) -> bool:
-        return is_bounded_warmup(optimizer, start)
+    def applies_to(self, optimizer: Any, epoch: float) -> bool:
+        return is_bounded_warmup(optimizer, epoch)
+
+    def values(self, schedule: Any, span: StepSpan) -> Mapping[str, float]:
+        """Returns the bounds of a step, and the learning rate lr N at which they close."""
+        values: Mapping[str, float] = schedule.bounded_warmup(*span)
+        return values

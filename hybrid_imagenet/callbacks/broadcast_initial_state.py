@@ -17,9 +17,6 @@ class BroadcastInitialState(TrainingCallback):
     It is one of `default_callbacks()`. A callback of rank 0 earlier in the list may have restored
     them.
 
-    Args:
-      communicator: the connected ranks (default: None, those of this process).
-
     Reference:
       Lu et al. §2.2.3.
     """

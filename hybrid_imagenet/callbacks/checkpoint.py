@@ -105,14 +105,7 @@ class Checkpoint(SaveCheckpoints):
             raise SharedError(f"keep={keep!r} must be 1 or more: it is the number of checkpoints.")
         if every_epochs < 1:
             raise SharedError(f"every_epochs={every_epochs!r} must be 1 or more.")
-        super().__init__(
-            state=RunState(),
-            variables=self._model_variables,
-            describe=self._description,
-            is_last=self._is_last_epoch,
-            every_epochs=every_epochs,
-            position=lambda: self._state.recorded_at,
-        )
+        super().__init__(every_epochs=every_epochs)
         self._directory = files.output_path("directory", directory).absolute()
         self._keep = keep
         self._order = order
@@ -153,7 +146,7 @@ class Checkpoint(SaveCheckpoints):
                     raise
         meta = communicator.broadcast_object(meta)
         if meta is None:
-            self._state.restore(RunState().to_dict())
+            self.run.state.restore(RunState().to_dict())
         else:
             self._continue_from(meta)
         self.start(store, self._all_callbacks, meta["callbacks"] if meta else {})
@@ -166,12 +159,12 @@ class Checkpoint(SaveCheckpoints):
           meta: returned by `_restore` on rank 0.
         """
         communicator = self.communicator
-        self._state.restore(meta["state"])
+        self.run.state.restore(meta["state"])
         self._broadcast_callback_weights(meta["callback_weights"])
         if communicator.rank == 0:
             for line in _warnings(self._all_callbacks, meta["callbacks"]):
                 print_to_stderr(line)
-        first_epoch = self._state.finished_epochs
+        first_epoch = self.run.state.finished_epochs
         if self._order is not None:
             self._order.load_state_dict(meta["order"])
             # If `stop_training` has ended an epoch early, only the order knows that the epoch is
@@ -247,21 +240,20 @@ class Checkpoint(SaveCheckpoints):
         An epoch that `stop_training` has ended early is not saved, because a resumed `fit` trains
         it from its beginning. An exact order continues within it.
         """
+        state = self.run.state
         is_whole = self._is_whole(epoch)
         if is_whole:
-            self._state.finished_epochs = epoch + 1
-            self._state.recorded_at = float(epoch + 1)
+            state.finished_epochs = epoch + 1
+            state.recorded_at = float(epoch + 1)
         elif self._order is not None:
-            self._state.finished_epochs = epoch
-            self._state.recorded_at = self._order.position
+            state.finished_epochs = epoch
+            state.recorded_at = self._order.position
         else:
             self._report_unsaved_epoch(epoch)
             return
-        # Batches are counted, although with accumulation an update takes several of them.
-        self._state.step += self._batches
-        self._state.cursor = Cursor(self._state.finished_epochs, 0)
+        state.cursor = Cursor(state.finished_epochs, 0)
         self._ends_fit = is_whole and self.model.stop_training
-        super().on_epoch_end(epoch, {**(logs or {}), "epoch": self._state.recorded_at})
+        super().on_epoch_end(epoch, {**(logs or {}), "epoch": state.recorded_at})
 
     def _is_whole(self, epoch: int) -> bool:
         """Returns whether all batches of the epoch were trained.
@@ -285,9 +277,6 @@ class Checkpoint(SaveCheckpoints):
             f"epoch {epoch + 1} ended after {batches} batches and is not saved: a resumed fit"
             f" begins with epoch {next_epoch}"
         )
-
-    def _is_last_epoch(self, epochs_done: float) -> bool:
-        return self.model.stop_training or epochs_done == self.params.get("epochs")
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Waits for the disk. The last epoch is saved already, unless it was cut short.
@@ -411,7 +400,7 @@ class Checkpoint(SaveCheckpoints):
             self.communicator.broadcast_variables(variables)
             self._restored_weights[name] = [variable.numpy() for variable in variables]
 
-    def _model_variables(self) -> Mapping[str, keras.Variable]:
+    def trained_variables(self) -> Mapping[str, keras.Variable]:
         variables_by_part = {
             "model": self.model.weights,
             # Only the states of rank 0 are saved. The other ranks derive theirs from them.
@@ -434,8 +423,7 @@ class Checkpoint(SaveCheckpoints):
                 arrays[f"{callback_state.CALLBACK_ARRAYS}{name}/{number:04d}"] = array
         return arrays
 
-    def _description(self) -> dict[str, Any]:
-        """Returns the metadata of a checkpoint; every rank calls it."""
+    def describe(self) -> dict[str, Any]:
         optimizers = {}
         for name, optimizer in compiled_model.optimizers(self.model).items():
             hyperparameters = hyperparameters_of(optimizer)

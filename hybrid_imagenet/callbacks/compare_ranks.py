@@ -43,9 +43,6 @@ class CompareRanks(TrainingCallback):
     It is one of `default_callbacks()`. It compares at the start of each epoch and at the end of
     training. A rank that stops alone is found here, and not in a step, in which the other ranks
     would wait for it.
-
-    Args:
-      communicator: the connected ranks (default: None, those of this process).
     """
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:

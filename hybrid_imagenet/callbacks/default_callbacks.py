@@ -16,6 +16,7 @@ from hybrid_imagenet.callbacks.lars_schedule import LARSSchedule
 from hybrid_imagenet.callbacks.merge_batch_norm_statistics import MergeBatchNormStatistics
 from hybrid_imagenet.callbacks.metric_average import MetricAverage
 from hybrid_imagenet.callbacks.progress_on_rank_zero import ProgressOnRankZero
+from hybrid_imagenet.callbacks.schedule_log import ScheduleLog
 from hybrid_imagenet.callbacks.stall_watchdog import STALL_SECONDS, StallWatchdog
 from hybrid_imagenet.callbacks.step_schedule import LearningRateSchedule
 from hybrid_imagenet.callbacks.stop_at_target import StopAtTarget
@@ -100,8 +101,8 @@ def default_callbacks(
     Returns:
       The callbacks, for `fit`: with several ranks `StallWatchdog`, then `ProgressOnRankZero`, one
       that prepares the training function, `MergeBatchNormStatistics`, `MetricAverage`, those for
-      rank 0, `BroadcastInitialState`, `AdaBoundBounds`, `LARSSchedule`, `LearningRateSchedule` and
-      `CompareRanks`.
+      rank 0, `BroadcastInitialState`, `AdaBoundBounds`, `LARSSchedule`, `LearningRateSchedule`,
+      `ScheduleLog` and `CompareRanks`.
 
     Raises:
       UserError: for a callback that must be on every rank, as in `on_rank_zero`.
@@ -117,6 +118,7 @@ def default_callbacks(
         AdaBoundBounds(),
         LARSSchedule(),
         LearningRateSchedule(),
+        ScheduleLog(),
         CompareRanks(),
     ]
 

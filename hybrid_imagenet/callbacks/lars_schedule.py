@@ -9,10 +9,8 @@ from hybrid_imagenet.callbacks.step_schedule import (
     is_bounded_warmup,
     scales_layers,
 )
-from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.library import compiled_model
 from hybrid_imagenet.library.trust_coefficient import set_trust_coefficient
-from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 
 
 class LARSSchedule(StepSchedule):
@@ -35,16 +33,13 @@ class LARSSchedule(StepSchedule):
     Args:
       derives_coefficient: whether to set the trust coefficient of optimizers that lack one
         (default: True).
-      communicator: the connected ranks (default: None, those of this process).
 
     Reference:
       Lu et al. §2.2.1; You et al., arXiv 1708.03888.
     """
 
-    def __init__(
-        self, *, derives_coefficient: bool = True, communicator: Communicator | None = None
-    ):
-        super().__init__(communicator)
+    def __init__(self, *, derives_coefficient: bool = True):
+        super().__init__()
         self._derives_coefficient = derives_coefficient
         self._is_first_epoch = True
 
@@ -68,5 +63,5 @@ class LARSSchedule(StepSchedule):
                 set_trust_coefficient(optimizer, epochs, self.communicator)
         self._is_first_epoch = False
 
-    def sets(self, optimizer: DistributedOptimizer, start: float) -> bool:
-        return scales_layers(optimizer) and not is_bounded_warmup(optimizer, start)
+    def applies_to(self, optimizer: Any, epoch: float) -> bool:
+        return scales_layers(optimizer) and not is_bounded_warmup(optimizer, epoch)

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from hybrid_imagenet.callbacks.batch_norm_statistics import BatchNormStatistics
 from hybrid_imagenet.callbacks.training_callback import TrainingCallback
-from hybrid_imagenet.comm import Communicator, process
+from hybrid_imagenet.comm import process
 from hybrid_imagenet.comm.agreement import check_agreement
 from hybrid_imagenet.library import compiled_model
 from hybrid_imagenet.models import normalization
@@ -56,16 +56,17 @@ class MergeBatchNormStatistics(TrainingCallback):
     measured over several batches under the current weights ("precise").
 
     `batch_norm_statistics.BatchNormStatistics` computes them, with one all-reduce for all layers.
-    In `fit` they are also merged at the end of each epoch, and the partial sums of gradient
-    accumulation become their mean over ranks there. What later callbacks save on one rank is then
-    right for all.
+    `fit` merges them at the end of each epoch, too, and the partial sums of gradient accumulation
+    become their mean over ranks there. What later callbacks save on one rank is then right for all.
 
     Args:
       collect: function that measures this rank's statistics before they are merged (default: None,
         the statistics of the layers).
       merge_parts: function that merges the statistics of the virtual GPUs of this rank
         (default: does nothing).
-      communicator: the connected ranks (default: None, those of this process).
+      at_epoch_end: whether to merge at the end of each epoch, where other callbacks may save the
+        model; False merges only before a validation or a checkpoint (default: True).
+      dtype: type in which statistics are merged (default: float64).
 
     Reference:
       Lu et al. §2.2.3.
@@ -76,11 +77,14 @@ class MergeBatchNormStatistics(TrainingCallback):
         *,
         collect: Callable[[], None] | None = None,
         merge_parts: Callable[[], None] = lambda: None,
-        communicator: Communicator | None = None,
+        at_epoch_end: bool = True,
+        dtype: tf.DType = _FIT_DTYPE,
     ):
-        super().__init__(communicator)
+        super().__init__()
         self._collect = collect
         self._merge_parts = merge_parts
+        self._at_epoch_end = at_epoch_end
+        self._dtype = dtype
         self._merged = False
         self._variable_ids: list[int] = []
 
@@ -91,21 +95,18 @@ class MergeBatchNormStatistics(TrainingCallback):
         """Merges the statistics before validation.
 
         Raises:
-          UserError: on all ranks of `fit`, if some of them do not validate here.
+          UserError: on all ranks, if some of them do not validate here.
         """
-        if not self.in_program:
-            self._check_next("validation")
+        self._check_next("validation")
         self.merge()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Merges the statistics in `fit` unless a validation has, and the sums.
-
-        The program merges them only when they are needed, see `before_save`.
+        """Merges the statistics unless a validation has, and the sums of accumulated gradients.
 
         Raises:
           UserError: on all ranks, as `on_test_begin`.
         """
-        if self.in_program:
+        if not self._at_epoch_end:
             return
         self._check_next("the end of the epoch")
         if not self._merged:
@@ -114,7 +115,8 @@ class MergeBatchNormStatistics(TrainingCallback):
             optimizer.average_sums(self.communicator)
 
     def before_save(self) -> None:
-        if self.in_program:
+        """Merges the statistics, if the end of the epoch has not done that."""
+        if not self._at_epoch_end:
             self.merge()
 
     def merge(self) -> None:
@@ -128,7 +130,7 @@ class MergeBatchNormStatistics(TrainingCallback):
                 pairs,
                 self._collect,
                 self._merge_parts,
-                dtype=tf.float32 if self.in_program else _FIT_DTYPE,
+                dtype=self._dtype,
             )
         if variable_ids:
             self._statistics.synchronize()

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from hybrid_imagenet.callbacks.training_callback import StepCounter, TrainingCallback
+from hybrid_imagenet.callbacks.training_callback import TrainingCallback
 from hybrid_imagenet.comm import process
 from hybrid_imagenet.library import compiled_model
 from hybrid_imagenet.runlog.jsonl import MetricsWriter
@@ -56,28 +56,23 @@ class MetricsLog(TrainingCallback):
         self._path = path
         self._sink = sink
         self._file: _JsonLines | None = None
-        self._counter = StepCounter()
-
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        self._counter.start(self.params.get("initial_step", 0))
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         # The first epoch is not known earlier: another callback may have restored it.
         if self._path is not None and self._file is None and process.rank() == 0:
             self._file = _JsonLines(self._path, epoch)
             self._sink = self._file
-        self._counter.begin_epoch()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        self._counter.end_batch(batch)
-        if self._sink is not None and self.in_program:
-            self._sink.step(self._counter.steps, self.params["position"](), logs)
+        if self._sink is not None:
+            self._sink.step(self.run.state.step, self.run.position, logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if self._sink is None:
             return
+        # The program's logs have the step and the fractional epoch.
         record = {"epoch": epoch + 1, **(logs or {})}
-        if not self.in_program:
+        if "step" not in record:
             record["step"] = compiled_model.updates_applied(self.model)
         self._sink.epoch(record)
 

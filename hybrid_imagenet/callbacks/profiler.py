@@ -8,11 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hybrid_imagenet.callbacks.training_callback import (
-    StepCounter,
-    TrainingCallback,
-    print_to_stderr,
-)
+from hybrid_imagenet.callbacks.training_callback import TrainingCallback, print_to_stderr
 
 
 class Profiler(TrainingCallback):
@@ -47,24 +43,14 @@ class Profiler(TrainingCallback):
         self._wait = wait
         self._log = log
         self._is_running = False
-        self._counter = StepCounter()
-
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        self._counter.start(self.params.get("initial_step", 0))
-
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._counter.begin_epoch()
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        if self._counter.steps == self._first - 1:
+        if self.run.state.step == self._first - 1:
             self._wait()
             tf.profiler.experimental.start(self._directory)
             self._is_running = True
-        elif self._counter.steps == self._last:
+        elif self.run.state.step == self._last:
             self._stop()
-
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        self._counter.end_batch(batch)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Writes the trace of a run that ends before the last step too."""

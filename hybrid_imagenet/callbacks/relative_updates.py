@@ -50,7 +50,7 @@ class RelativeUpdates(TrainingCallback):
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Copies the kernels if an epoch ends in the next step."""
-        span = self.params["step_span"]()
+        span = self.run.span
         if self._names and math.floor(span.end) > math.floor(span.start):
             self._before = self._copy()
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import abc
 import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -12,13 +13,11 @@ import numpy as np
 
 from hybrid_imagenet.callbacks import callback_state
 from hybrid_imagenet.callbacks.training_callback import TrainingCallback, prepare_to_save
-from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.checkpoints.store import CheckpointStore
-from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.schedules.run_length import is_due
 
 
-class SaveCheckpoints(TrainingCallback):
+class SaveCheckpoints(TrainingCallback, abc.ABC):
     """Saves at the end of epochs, every N steps, on request, and when training ends.
 
     Every rank has it, because all ranks prepare what is saved: for example, they merge the
@@ -36,46 +35,34 @@ class SaveCheckpoints(TrainingCallback):
     def __init__(
         self,
         *,
-        state: RunState,
-        variables: Callable[[], Mapping[str, keras.Variable]],
-        describe: Callable[[], Mapping[str, Any]],
-        is_last: Callable[[float], bool],
         every_epochs: float,
-        position: Callable[[], float],
         every_steps: int | None = None,
         save_best: bool = False,
-        save_requested: Callable[[], bool] = lambda: False,
-        communicator: Communicator | None = None,
     ):
-        """Takes what is saved and when.
+        """Stores when a checkpoint is due.
 
         Args:
-          state: position of training; other code advances it.
-          variables: returns all that training changes, by a stable name.
-          describe: returns more metadata, JSON-ready; called on every rank, so it may gather.
-          is_last: returns whether training ends when this many epochs are done.
           every_epochs: epochs between checkpoints; the end of training is always saved.
-          position: returns the fractional epochs that are done.
           every_steps: also save after this many steps.
           save_best: also save each epoch whose validation is the best so far.
-          save_requested: returns whether all ranks have agreed to save after the last step.
-          communicator: the connected ranks; None for those of this process.
         """
-        super().__init__(communicator)
-        self._state = state
-        self._variables = variables
-        self._describe = describe
-        self._is_last = is_last
+        super().__init__()
         self._every_epochs = every_epochs
-        self._position = position
         self._every_steps = every_steps
         self._save_best = save_best
-        self._save_requested = save_requested
         self._store: CheckpointStore | None = None
         self._all_callbacks: Sequence[keras.callbacks.Callback] = ()
         # By name of the callback, until they are set.
         self._restored_states: dict[str, Mapping[str, Any]] = {}
         self._seconds = 0.0
+
+    @abc.abstractmethod
+    def trained_variables(self) -> Mapping[str, keras.Variable]:
+        """Returns all variables that training changes, by a stable name."""
+
+    @abc.abstractmethod
+    def describe(self) -> Mapping[str, Any]:
+        """Describes a checkpoint, JSON-ready; every rank calls it, so it may gather."""
 
     def start(
         self,
@@ -101,9 +88,10 @@ class SaveCheckpoints(TrainingCallback):
         self._store = store
         self._all_callbacks = all_callbacks
         self._restored_states = dict(restored_states)
-        self._saved = (self._state.step, self._state.recorded_at)
+        state = self.run.state
+        self._saved = (state.step, state.recorded_at)
         # Fractional epochs at the latest checkpoint that `every_epochs` has asked for.
-        self._last_due = max(self._state.recorded_at, self._position())
+        self._last_due = max(state.recorded_at, self.run.position)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Sets the restored states of the callbacks that come before this one."""
@@ -138,11 +126,12 @@ class SaveCheckpoints(TrainingCallback):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves if that is due within the epoch, or was requested."""
+        state = self.run.state
         # The checkpoint at the end of an epoch is saved after the validation.
-        is_inside_epoch = self._state.cursor.epoch == self._state.finished_epochs
-        epochs_due = is_inside_epoch and self._take_due_epochs(self._position())
-        steps_due = self._every_steps is not None and self._state.step % self._every_steps == 0
-        if epochs_due or steps_due or self._save_requested():
+        is_inside_epoch = state.cursor.epoch == state.finished_epochs
+        epochs_due = is_inside_epoch and self._claim_due_checkpoint(self.run.position)
+        steps_due = self._every_steps is not None and state.step % self._every_steps == 0
+        if epochs_due or steps_due or self.run.save_requested:
             self.save()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -150,9 +139,10 @@ class SaveCheckpoints(TrainingCallback):
         assert logs is not None
         epochs_done = logs["epoch"]
         top1 = logs.get("val_top1")
-        is_best = self._save_best and top1 is not None and self._state.best_epoch == epochs_done
-        epochs_due = self._take_due_epochs(epochs_done)
-        if epochs_due or is_best or self._is_last(epochs_done) or self._state.stop:
+        state = self.run.state
+        is_best = self._save_best and top1 is not None and state.best_epoch == epochs_done
+        epochs_due = self._claim_due_checkpoint(epochs_done)
+        if epochs_due or is_best or self.run.is_at_end() or state.stop:
             self.save(top1)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
@@ -186,13 +176,14 @@ class SaveCheckpoints(TrainingCallback):
         Raises:
           UserError: on all ranks, if the checkpoint before could not be written.
         """
-        position = (self._state.step, self._state.recorded_at)
+        state = self.run.state
+        position = (state.step, state.recorded_at)
         if self._saved == position:
             return
         self._saved = position
         began = time.perf_counter()
         prepare_to_save(self._all_callbacks)
-        description = self._describe()
+        description = self.describe()
         with self.communicator.raise_on_all_ranks():
             states = callback_state.states_of(self._all_callbacks)
             if self._store is not None:
@@ -204,15 +195,15 @@ class SaveCheckpoints(TrainingCallback):
                 meta = {
                     **description,
                     "callbacks": states,
-                    "state": self._state.to_dict(),
+                    "state": state.to_dict(),
                     "val_top1": None if top1 is None else float(top1),
                 }
-                self._store.save(self._state.step, arrays, meta)
+                self._store.save(state.step, arrays, meta)
         self._seconds += time.perf_counter() - began
 
     def all_variables(self) -> dict[str, keras.Variable]:
         """Returns the variables that are saved, of training and of callbacks, by name."""
-        return {**self._variables(), **callback_state.saved_variables(self._all_callbacks)}
+        return {**self.trained_variables(), **callback_state.saved_variables(self._all_callbacks)}
 
     def extra_arrays(self) -> dict[str, np.ndarray]:
         """Returns arrays that are saved but do not belong to variables, by name."""
@@ -224,7 +215,7 @@ class SaveCheckpoints(TrainingCallback):
         self._seconds = 0.0
         return seconds
 
-    def _take_due_epochs(self, position: float) -> bool:
+    def _claim_due_checkpoint(self, position: float) -> bool:
         """Returns whether `every_epochs` asks for a checkpoint at a position, only once for each.
 
         Call it at every event at which a checkpoint may be due, even if another reason to save is

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from hybrid_imagenet.callbacks.training_callback import TrainingCallback
@@ -20,23 +19,16 @@ class SkippedStepsGuard(TrainingCallback):
     the same steps, so all stop together.
     """
 
-    def __init__(
-        self,
-        optimizer: DistributedOptimizer,
-        max_skipped_steps: int,
-        read: Callable[[str], Any],
-    ):
+    def __init__(self, optimizer: DistributedOptimizer, max_skipped_steps: int):
         """Takes the optimizer.
 
         Args:
-          optimizer: skips steps.
-          max_skipped_steps: in a row, after which training stops.
-          read: returns the values of a variable of `optimizer.telemetry_variables`, by name.
+          optimizer: Optimizer of the model, which skips steps.
+          max_skipped_steps: Skipped steps in a row after which training stops.
         """
         super().__init__()
         self._optimizer = optimizer
         self._max_skipped_steps = max_skipped_steps
-        self._read = read
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Completes the logs of a step whose values were fetched.
@@ -74,4 +66,4 @@ class SkippedStepsGuard(TrainingCallback):
         }
 
     def _scalar(self, name: str) -> float:
-        return float(self._read(name)[0])
+        return float(self.run.read(name)[0])

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hybrid_imagenet import comm, private_api
-from hybrid_imagenet.callbacks.training_callback import StepCounter, TrainingCallback
+from hybrid_imagenet.callbacks.training_callback import TrainingCallback
 from hybrid_imagenet.comm import process
 from hybrid_imagenet.errors import RESTART_SCRIPT
 from hybrid_imagenet.resilience.exit_code import exit_stalled
@@ -64,10 +64,8 @@ class StallWatchdog(TrainingCallback):
         self._stall_seconds = stall_timeout
         self._watchdog = watchdog
         self._starts_watchdog = watchdog is None
-        self._counter = StepCounter()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        self._counter.start(self.params.get("initial_step", 0))
         if not self._starts_watchdog:
             return
         self.on_train_end()
@@ -83,16 +81,12 @@ class StallWatchdog(TrainingCallback):
             )
         self._watchdog.start()
 
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._counter.begin_epoch()
-
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if self._watchdog is not None:
-            self._watchdog.record_begin(self._counter.steps + 1)
+            self._watchdog.record_begin(self.run.state.step + 1)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        self._counter.end_batch(batch)
-        self._record_progress(self._counter.steps)
+        self._record_progress(self.run.state.step)
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._record_stop()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from hybrid_imagenet.callbacks.training_callback import TrainingCallback
-from hybrid_imagenet.checkpoints.run_state import RunState
 
 
 class StopAtTarget(TrainingCallback):
@@ -20,26 +19,21 @@ class StopAtTarget(TrainingCallback):
     Args:
       target: accuracy as a fraction, compared with `logs[monitor]`; None only keeps the best.
       monitor: name of the accuracy in the logs (default: "val_accuracy").
-      state: state of a run that also keeps the best accuracy, for checkpoints (default: None).
     """
 
-    def __init__(
-        self, target: float | None, *, monitor: str = "val_accuracy", state: RunState | None = None
-    ):
+    def __init__(self, target: float | None, *, monitor: str = "val_accuracy"):
         super().__init__()
         self._target = target
         self._monitor = monitor
-        self._state = state or RunState()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         logs = logs or {}
         accuracy = logs.get(self._monitor)
         if accuracy is None:
             return
-        state = self._state
+        state = self.run.state
         if accuracy > state.best_top1 or not state.best_epoch:
             state.best_top1 = float(accuracy)
             state.best_epoch = logs.get("epoch", epoch + 1)
         if self._target is not None and accuracy >= self._target:
-            state.stop = "target"
-            self.model.stop_training = True
+            self.run.request_stop("target")

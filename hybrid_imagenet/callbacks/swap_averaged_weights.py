@@ -85,8 +85,6 @@ class SwapAveragedWeights(TrainingCallback):
         Raises:
           UserError: on all ranks, if no optimizer of the model does.
         """
-        if self.in_program:
-            return
         optimizers = compiled_model.distributed(self.model).values()
         if not any(optimizer.average is self._average for optimizer in optimizers):
             raise SharedError(

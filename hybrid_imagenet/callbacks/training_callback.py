@@ -4,25 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 
-from hybrid_imagenet.comm import Communicator, process
-
-
-class StepSpan(NamedTuple):
-    """A step as a schedule sees it.
-
-    Attributes:
-      start: fractional epochs done before the step.
-      end: fractional epochs done after the step.
-      global_batch: images of all ranks in the step.
-    """
-
-    start: float
-    end: float
-    global_batch: int
+from hybrid_imagenet.comm import Communicator
+from hybrid_imagenet.training_run import FitRun, Run
 
 
 class TrainingCallback(keras.callbacks.Callback):
@@ -68,27 +55,23 @@ class TrainingCallback(keras.callbacks.Callback):
     * A validation inside an epoch ends and begins the epoch for callbacks of the program:
       `on_epoch_end` is called with the number of the epoch, and `logs["epoch"]` is the number of
       fractional epochs that are done.
-    * Only the program has `params["step_span"]()`, the `StepSpan` of the present step, from its
-      `on_train_batch_begin` to its `on_train_batch_end`; `params["position"]()`, the fractional
-      epochs that are done; and `params["initial_step"]`, the steps done before this session.
 
-    Args:
-      communicator: the connected ranks (default: None, those of this process).
+    Attributes:
+      run: position, model, optimizers and ranks of the run that calls this callback. A callback has
+        it from `set_params` on, so before `on_train_begin`.
     """
 
-    def __init__(self, communicator: Communicator | None = None):
-        super().__init__()
-        self._given_communicator = communicator
+    run: Run
 
-    @property
-    def in_program(self) -> bool:
-        """Whether the program's loop calls this callback, and not `fit`."""
-        return "step_span" in (self.params or {})
+    def set_params(self, params: dict[str, Any] | None) -> None:
+        super().set_params(params)
+        if params is not None:
+            self.run = FitRun.of(self._model, params)
 
     @property
     def communicator(self) -> Communicator:
-        """The communicator; its first use connects the ranks."""
-        return self._given_communicator or process.communicator()
+        """The communicator of the run."""
+        return self.run.communicator
 
     def before_save(self) -> None:
         """Prepares variables for a checkpoint; every rank calls it, in the order of callbacks."""
@@ -101,31 +84,6 @@ class TrainingCallback(keras.callbacks.Callback):
         the same variables, so adding or removing one makes earlier checkpoints useless.
         """
         return {}
-
-
-class StepCounter:
-    """Counts steps over all epochs, although the batches of each epoch are numbered from 0.
-
-    Attributes:
-      steps: number of steps done.
-    """
-
-    def __init__(self) -> None:
-        self.steps = 0
-        self._steps_before_epoch = 0
-
-    def start(self, steps: int) -> None:
-        """Begins after a number of steps."""
-        self.steps = steps
-        self._steps_before_epoch = steps
-
-    def begin_epoch(self) -> None:
-        """Begins to number batches from 0 again."""
-        self._steps_before_epoch = self.steps
-
-    def end_batch(self, batch: int) -> None:
-        """Counts the batch with this number."""
-        self.steps = self._steps_before_epoch + batch + 1
 
 
 class CallbackSequence:
@@ -141,20 +99,21 @@ class CallbackSequence:
     def __init__(
         self,
         callbacks: Iterable[keras.callbacks.Callback],
-        model: keras.Model,
-        params: dict[str, Any],
+        run: Run,
+        epochs: float,
     ):
-        """Gives the callbacks their model and parameters.
+        """Gives the callbacks their run, model and parameters.
 
         Args:
           callbacks: in the order in which they are called.
-          model: the network, whose `optimizer` is the one that trains it.
-          params: all callbacks share this dictionary, so later changes reach them.
+          run: of the program.
+          epochs: length of the run.
         """
         self.callbacks = list(callbacks)
+        params = {"epochs": epochs, "steps": None, "verbose": 0, "run": run}
         for callback in self.callbacks:
             callback.set_params(params)
-            callback.set_model(model)
+            callback.set_model(run.model)
 
     def on_train_begin(self) -> None:
         for callback in self.callbacks:

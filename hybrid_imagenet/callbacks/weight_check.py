@@ -9,7 +9,6 @@ import keras
 import tensorflow as tf
 
 from hybrid_imagenet.callbacks.training_callback import TrainingCallback
-from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.comm.agreement import checksum
 from hybrid_imagenet.errors import NumericsError
 
@@ -20,11 +19,9 @@ class WeightCheck(TrainingCallback):
     The error names the ranks that differ.
     """
 
-    def __init__(
-        self, variables: Sequence[keras.Variable], communicator: Communicator | None = None
-    ):
-        """Takes the weights, and the ranks, by default those of this process."""
-        super().__init__(communicator)
+    def __init__(self, variables: Sequence[keras.Variable]):
+        """Takes the weights."""
+        super().__init__()
         self._checksum = tf.function(lambda: checksum(variables), autograph=False)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

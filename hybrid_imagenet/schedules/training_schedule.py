@@ -356,25 +356,48 @@ class Schedule:
           `lars_share`, the exponent s, if LARS is blended in. In phase 0 the learning rate is the
           one that SGD would have, lr * N.
         """
-        scale = global_batch / self.base_batch if self.scales_with_batch else 1.0
-        peak = self.peak * scale
-        is_bounded = start < self.bounded_epochs
-        if is_bounded:
-            phase = 0.0
-            learning_rate = peak
-            time = math.floor(start) + 1.0 if self.bound_time == "epoch" else end
-            lower_bound, upper_bound = hybrid_bounds(time, self.bounded_epochs, peak, self.beta2)
-        else:
-            phase = 1.0
-            learning_rate = self.rate(start) * scale
-            lower_bound = peak
-            upper_bound = peak
+        if start < self.bounded_epochs:
+            return self.bounded_warmup(start, end, global_batch)
+        learning_rate = self.rate(start) * self._scale(global_batch)
+        peak = self._scaled_peak(global_batch)
+        return self._values(start, global_batch, learning_rate, 1.0, (peak, peak))
+
+    def bounded_warmup(self, start: float, end: float, global_batch: int) -> dict[str, float]:
+        """Returns the values of a step of the bounded warmup, whose time t is that after the step.
+
+        Args:
+          start: fractional epoch at the start of the step, before `bounded_epochs`.
+          end: fractional epoch at its end.
+          global_batch: images per update of all ranks.
+
+        Reference:
+          Lu et al. §2.2.1.
+        """
+        time = math.floor(start) + 1.0 if self.bound_time == "epoch" else end
+        peak = self._scaled_peak(global_batch)
+        bounds = hybrid_bounds(time, self.bounded_epochs, peak, self.beta2)
+        return self._values(start, global_batch, peak, 0.0, bounds)
+
+    def _scale(self, global_batch: int) -> float:
+        return global_batch / self.base_batch if self.scales_with_batch else 1.0
+
+    def _scaled_peak(self, global_batch: int) -> float:
+        return self.peak * self._scale(global_batch)
+
+    def _values(
+        self,
+        start: float,
+        global_batch: int,
+        learning_rate: float,
+        phase: float,
+        bounds: tuple[float, float],
+    ) -> dict[str, float]:
+        """Returns the values of a step by name, see `__call__`."""
         values = {"learning_rate": learning_rate}
         if self.momentum is not None:
             values["momentum"] = self.momentum(global_batch)
         values["phase"] = phase
-        values["lower_bound"] = lower_bound
-        values["upper_bound"] = upper_bound
+        values["lower_bound"], values["upper_bound"] = bounds
         if self.ramp_epochs:
             progress = (start - self.bounded_epochs) / self.ramp_epochs
             values["lars_share"] = min(max(progress, 0.0), 1.0)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
+from hybrid_imagenet.callbacks.save_checkpoints import SaveCheckpoints
 from hybrid_imagenet.callbacks.training_callback import TrainingCallback
-from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.data.sources.source import ReadCounter
+from hybrid_imagenet.optimizers.reducer import GradientReducer
 
 
 class CostLog(TrainingCallback):
@@ -19,24 +19,19 @@ class CostLog(TrainingCallback):
     """
 
     def __init__(
-        self,
-        communicator: Communicator,
-        reads: ReadCounter,
-        checkpoint_seconds: Callable[[], float],
-        reduction_statistics: Callable[[], dict[str, Any]],
+        self, reads: ReadCounter, save_callback: SaveCheckpoints, reducer: GradientReducer
     ):
         """Sets the sources of the costs of this rank.
 
         Args:
-          communicator: gathers the costs of all ranks.
-          reads: counts training data read.
-          checkpoint_seconds: returns the seconds of checkpoints since the last call.
-          reduction_statistics: `GradientReducer.statistics`.
+          reads: Counts training data read.
+          save_callback: Measures the seconds of checkpoints.
+          reducer: Measures the seconds of reductions.
         """
-        super().__init__(communicator)
+        super().__init__()
         self._reads = reads
-        self._checkpoint_seconds = checkpoint_seconds
-        self._reduction_statistics = reduction_statistics
+        self._save_callback = save_callback
+        self._reducer = reducer
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Begins to count at the present values of the counters."""
@@ -49,7 +44,7 @@ class CostLog(TrainingCallback):
         bytes_read = self._reads.bytes_read
         operations = self._reads.operations
         costs = {
-            "exposed_ms": self._reduction_statistics().get("exposed_ms"),
+            "exposed_ms": self._reducer.statistics().get("exposed_ms"),
             "bytes_read": bytes_read - self._earlier_bytes,
             "reads": operations - self._earlier_operations,
         }
@@ -58,7 +53,7 @@ class CostLog(TrainingCallback):
         costs_of_ranks = self.communicator.allgather_object(costs)
         logs["bytes_read"] = sum(rank_costs["bytes_read"] for rank_costs in costs_of_ranks)
         logs["reads"] = sum(rank_costs["reads"] for rank_costs in costs_of_ranks)
-        logs["checkpoint_seconds"] = self._checkpoint_seconds()
+        logs["checkpoint_seconds"] = self._save_callback.take_seconds()
         exposed_ms = [rank_costs["exposed_ms"] for rank_costs in costs_of_ranks]
         # On GPUs and for a single rank, steps are not timed.
         if None not in exposed_ms:

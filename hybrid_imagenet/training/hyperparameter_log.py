@@ -5,15 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from hybrid_imagenet.callbacks.training_callback import TrainingCallback
-from hybrid_imagenet.training.components import RunComponents
 
 
 class HyperparameterLog(TrainingCallback):
     """Logs the values of the schedule in the last step, even if it was before a restart."""
-
-    def __init__(self, run: RunComponents):
-        super().__init__()
-        self._run = run
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds the values to the logs of a step, if there are any."""
@@ -26,4 +21,4 @@ class HyperparameterLog(TrainingCallback):
             self._add(logs)
 
     def _add(self, logs: dict[str, Any]) -> None:
-        logs |= self._run.state.schedule_values
+        logs |= self.run.state.schedule_values

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import keras
+import tensorflow as tf
 
 from hybrid_imagenet.callbacks.adabound_bounds import AdaBoundBounds
 from hybrid_imagenet.callbacks.batch_norm_statistics import BatchNormStatistics, PreciseStatistics
-from hybrid_imagenet.callbacks.divergence_guard import DivergenceGuard
 from hybrid_imagenet.callbacks.lars_schedule import LARSSchedule
 from hybrid_imagenet.callbacks.merge_batch_norm_statistics import MergeBatchNormStatistics
 from hybrid_imagenet.callbacks.metrics_log import MetricsLog
@@ -27,6 +27,7 @@ from hybrid_imagenet.training.components import RunComponents
 from hybrid_imagenet.training.cost_log import CostLog
 from hybrid_imagenet.training.example_count import ExampleCount
 from hybrid_imagenet.training.hyperparameter_log import HyperparameterLog
+from hybrid_imagenet.training.loss_alarm_guard import LossAlarmGuard
 
 
 def program_callbacks(
@@ -55,7 +56,6 @@ def program_callbacks(
     """
     config = run.config
     step = run.step
-    communicator = run.communicator
     callbacks: list[keras.callbacks.Callback] = [StallWatchdog(watchdog=run.watchdog)]
     if config.run.profile_steps and run.recording.path is not None:
         first, last = config.run.profile_steps
@@ -73,24 +73,19 @@ def program_callbacks(
     inner_optimizer = run.optimizer.inner
     callbacks += [
         RelativeUpdates([weights[i] for i in inner_optimizer.kernel_indices()]),
-        HyperparameterLog(run),
-        SkippedStepsGuard(run.optimizer, config.network.max_skipped_steps, step.telemetry.read),
-        DivergenceGuard(
-            lambda: step.alarm.read(step.telemetry.read("alarm")),
-            read_alarm_now=step.alarm.read,
-            highest_loss=step.alarm.threshold,
-            lag=lambda: step.telemetry.age_steps,
-            communicator=communicator,
-        ),
+        HyperparameterLog(),
+        SkippedStepsGuard(run.optimizer, config.network.max_skipped_steps),
+        LossAlarmGuard(step),
         MergeBatchNormStatistics(
             collect=_precise_statistics(run) if config.network.batch_norm == "precise" else None,
             merge_parts=lambda: normalization.merge_virtual_gpus(run.model),
-            communicator=communicator,
+            at_epoch_end=False,
+            dtype=tf.float32,
         ),
     ]
     if run.optimizer.average is not None:
         measurement = BatchNormStatistics(
-            communicator,
+            run.communicator,
             normalization.trainable_statistics(run.model),
             _precise_statistics(run),
             lambda: normalization.merge_virtual_gpus(run.model),
@@ -103,16 +98,11 @@ def program_callbacks(
             )
         )
     callbacks += [
-        ExampleCount(run.data, run.state, communicator),
+        ExampleCount(run.data),
         TrustRatioLog(inner_optimizer, weights),
-        WeightCheck(weights, communicator),
-        CostLog(
-            communicator,
-            run.data.source.reads,
-            save_callback.take_seconds,
-            run.optimizer.reducer.statistics,
-        ),
-        StopAtTarget(config.run.stop_at_top1, monitor="val_top1", state=run.state),
+        WeightCheck(weights),
+        CostLog(run.data.source.reads, save_callback, run.optimizer.reducer),
+        StopAtTarget(config.run.stop_at_top1, monitor="val_top1"),
         MetricsLog(sink=run.recording),
         save_callback,
     ]

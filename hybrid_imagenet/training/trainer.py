@@ -12,21 +12,19 @@ import tensorflow as tf
 
 from hybrid_imagenet.callbacks import callback_state
 from hybrid_imagenet.callbacks.divergence_guard import DivergedError
-from hybrid_imagenet.callbacks.save_checkpoints import SaveCheckpoints
-from hybrid_imagenet.callbacks.training_callback import CallbackSequence, StepSpan
-from hybrid_imagenet.checkpoints import run_state
+from hybrid_imagenet.callbacks.training_callback import CallbackSequence
 from hybrid_imagenet.comm import lost_rank, out_of_memory
 from hybrid_imagenet.config import derived
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.optimizers import restored_loss_scale
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
 from hybrid_imagenet.schedules import run_length
 from hybrid_imagenet.startup import STARTUP_PROGRESS
-from hybrid_imagenet.training import accumulators, build, restoring, smaller_batch_advice
+from hybrid_imagenet.training import accumulators, restoring, smaller_batch_advice
 from hybrid_imagenet.training.accumulators import ClassificationSums
 from hybrid_imagenet.training.components import RunComponents
-from hybrid_imagenet.training.inputs import replaced_on_all_ranks
 from hybrid_imagenet.training.program_callbacks import program_callbacks
+from hybrid_imagenet.training.program_checkpoints import ProgramCheckpoints
+from hybrid_imagenet.training.program_run import ProgramRun
 from hybrid_imagenet.training.rank_requests import RankRequests
 from hybrid_imagenet.training.step import Batch
 from hybrid_imagenet.training.throughput_meter import ThroughputMeter
@@ -61,37 +59,18 @@ class Trainer:
         self.state = components.state
         self.data = components.data
         self.step = components.step
-        self.save_callback = SaveCheckpoints(
-            state=self.state,
-            variables=components.variables,
-            describe=self._describe_checkpoint,
-            is_last=lambda epochs_done: self._is_at_end(),
-            every_epochs=config.evaluation.checkpoint_every_epochs,
-            position=self._position,
-            every_steps=config.evaluation.checkpoint_every_steps,
-            save_best=config.evaluation.keep_best,
-            save_requested=lambda: self._requests.save,
-            communicator=components.communicator,
-        )
+        self.save_callback = ProgramCheckpoints(components)
         self._requests = RankRequests(
             config.evaluation.checkpoint_every_seconds
             if components.communicator.rank == 0
             else None
         )
-        # The step that was planned last.
-        self._step_span = StepSpan(0.0, 0.0, 0)
         self._is_compiled = False
-        self._params: dict[str, Any] = {
-            "epochs": config.run.epochs,
-            "steps": None,
-            "verbose": 0,
-            "step_span": lambda: self._step_span,
-            "position": self._position,
-        }
+        self._run = ProgramRun(components)
         self._callbacks = CallbackSequence(
             [*program_callbacks(components, self.save_callback), *more_callbacks(self)],
-            components.model,
-            self._params,
+            self._run,
+            config.run.epochs,
         )
 
     @property
@@ -161,7 +140,6 @@ class Trainer:
         """
         STARTUP_PROGRESS.begin("compiling the step")
         state = self.state
-        self._params["initial_step"] = state.step
         self._callbacks.on_train_begin()
         batches = iter(self.data.stream(state.cursor, state.step))
         self._meter = ThroughputMeter(state)
@@ -171,14 +149,14 @@ class Trainer:
             self._meter.start_epoch(self.step.sums.read())
             self._callbacks.on_epoch_begin(epoch)
             while self._is_inside(epoch):
-                end = self._plan_step(epoch)
+                end = self._run.plan_step(epoch)
                 self._callbacks.on_train_batch_begin(batch)
                 # One of the callbacks has set them for this step.
                 state.schedule_values = dict(self.components.optimizer.schedule_values)
                 self._run_step(batches, epoch)
                 state.cursor = end
                 state.step += 1
-                state.images += self._step_span.global_batch
+                state.images += self._run.span.global_batch
                 self._follow_requests()
                 with self._logged_values():
                     logs = self._fetch_metrics(epoch)
@@ -194,47 +172,31 @@ class Trainer:
 
     # Position of the run
 
-    def _position(self) -> float:
-        """Returns the fractional epochs that are done."""
-        return self.data.order.position(self.state.cursor)
-
-    def _is_at_end(self) -> bool:
-        return self.data.length.is_over(self.state.cursor, self.state.step)
-
     def _is_over(self) -> bool:
         """Returns whether nothing is left to train and to record."""
-        last_position = min(self._position(), self.data.length.epochs)
+        last_position = min(self._run.position, self.data.length.epochs)
         is_recorded = self.state.recorded_at >= last_position
-        return bool(self.state.stop) or (self._is_at_end() and is_recorded)
+        return bool(self.state.stop) or (self._run.is_at_end() and is_recorded)
 
     def _is_inside(self, epoch: int) -> bool:
         """Returns whether the next step belongs to the same epoch and nothing is due before it."""
         return (
             self.state.cursor.epoch == epoch
-            and not self._is_at_end()
+            and not self._run.is_at_end()
             and not self.state.stop
             and not self._validation_is_due()
         )
 
     def _validation_is_due(self) -> bool:
         config = self.components.config
-        return self._is_at_end() or run_length.is_due(
+        return self._run.is_at_end() or run_length.is_due(
             config.evaluation.eval_every_epochs,
             derived.evaluation_offset(config),
             self.state.recorded_at,
-            self._position(),
+            self._run.position,
         )
 
     # A step
-
-    def _plan_step(self, epoch: int) -> run_state.Cursor:
-        """Sets the span of the next step; returns the position after it."""
-        global_batch = self.data.global_batch(epoch)
-        start = self.state.cursor
-        end = self.data.order.advance(start, global_batch)
-        position = self.data.order.position
-        self._step_span = StepSpan(position(start), position(end), global_batch)
-        return end
 
     def _run_step(self, batches: Iterator[Batch], epoch: int) -> None:
         """Runs one update on the device, from one or more micro-batches."""
@@ -311,22 +273,23 @@ class Trainer:
         sums = ClassificationSums(*self.step.telemetry.read("sums").tolist())
         return {
             "epoch": epoch + 1,
-            "global_batch": self._step_span.global_batch,
-            "position": self._position(),
+            "global_batch": self._run.span.global_batch,
+            "position": self._run.position,
             **self._meter.step_values(sums),
         }
 
     def _follow_requests(self) -> None:
         """Decides, the same on all ranks, whether to save or to end training after this step."""
         self._requests.update(self.step.summed_requests())
+        self._run.save_requested = self._requests.save
         if self._requests.stop:
-            self.state.stop = "preempted"
+            self._run.request_stop("preempted")
 
     # The end of an epoch, and validation
 
     def _epoch_metrics(self, epoch: int) -> dict[str, Any]:
         """Returns the values of an epoch, or of its part since the previous record."""
-        position = self._position()
+        position = self._run.position
         is_whole = self.state.cursor.epoch > epoch
         rates = self._meter.epoch_values()
         sums = self.step.sums.read()
@@ -345,7 +308,7 @@ class Trainer:
         self.step.sums.reset()
         self._meter.add_seconds()
         self.state.finished_epochs = self.state.cursor.epoch
-        self.state.recorded_at = self._position()
+        self.state.recorded_at = self._run.position
         logs["seconds"] = self.state.seconds
 
     def _validate(self) -> dict[str, Any]:
@@ -375,21 +338,4 @@ class Trainer:
             "val_split": derived.validated_split(self.components.config.data),
             **values,
             "validation_seconds": time.perf_counter() - began,
-        }
-
-    def _describe_checkpoint(self) -> dict[str, Any]:
-        """Describes a checkpoint, apart from the position; every rank calls it."""
-        run = self.components
-        gather = run.communicator.allgather_object
-        sums = self.step.sums.read()
-        return {
-            **build.description(run.config, run.data.source),
-            "precision": run.facts["precision"],
-            "loss_scale": restored_loss_scale.describe(run.optimizer.loss_scale),
-            "val_split": derived.validated_split(run.config.data),
-            "world_size": run.communicator.size,
-            "order": run_state.describe_order(run.data.order),
-            "data": {name: source.identity for name, source in run.sources.items()},
-            "epoch_sums": gather([sums.loss, sums.top1, sums.top5, sums.count]),
-            "replaced": replaced_on_all_ranks(run.data, self.state.finished_epochs, gather),
         }

@@ -25,6 +25,7 @@ from hybrid_imagenet.order.sampling import Cursor
 from hybrid_imagenet.training.accumulators import ClassificationSums, sum_over_ranks
 from hybrid_imagenet.training.delayed_readback import DelayedReadback
 from tests.checkpoints import support
+from tests.support.fake_run import FakeRun, attach
 
 
 def variable(*values):
@@ -69,8 +70,9 @@ def test_skipped_steps_guard_stops_a_run_that_only_skips():
     )
     weights = [keras.Variable(np.ones(1, np.float32), name=name) for name in ("stem", "head")]
     optimizer.build(weights)
-    telemetry = DelayedReadback(optimizer.telemetry_variables(), 0)
-    guard = SkippedStepsGuard(optimizer, 3, telemetry.read)
+    guard = SkippedStepsGuard(optimizer, 3)
+    run = attach(guard, FakeRun()).run
+    run.read = DelayedReadback(optimizer.telemetry_variables(), 0).read
     for step in (1, 2):
         optimizer.apply([tf.constant([1.0]), tf.constant([np.nan])])
         logs = {"step": step, "train_loss": float("nan")}
@@ -86,7 +88,8 @@ def test_skipped_steps_guard_stops_a_run_that_only_skips():
 def test_weight_check_names_the_rank_whose_weights_differ():
     def check(gather, *values):
         communicator = types.SimpleNamespace(allgather_object=gather)
-        WeightCheck([variable(*values)], communicator).on_epoch_end(0)
+        log = attach(WeightCheck([variable(*values)]), FakeRun(communicator=communicator))
+        log.on_epoch_end(0)
 
     def checksum(*values):
         checksums = []
@@ -102,10 +105,9 @@ def test_weight_check_names_the_rank_whose_weights_differ():
 
 def end_epoch(state, top1, epochs, target=None):
     """Ends an epoch with the result of a validation, and returns whether training stops."""
-    callback = StopAtTarget(target, monitor="val_top1", state=state)
-    callback.set_model(keras.Sequential())
+    callback = attach(StopAtTarget(target, monitor="val_top1"), FakeRun(state))
     callback.on_epoch_end(0, {"val_top1": top1, "epoch": epochs})
-    return getattr(callback.model, "stop_training", False)
+    return bool(state.stop)
 
 
 def test_stop_at_target_keeps_the_first_best_and_stops_at_the_target():
@@ -118,36 +120,33 @@ def test_stop_at_target_keeps_the_first_best_and_stops_at_the_target():
     assert first.best_epoch == 1
 
 
-def save_checkpoints(store, state, weights, saved_steps, **options):
-    callback = SaveCheckpoints(
-        state=state,
-        variables=lambda: {"w": weights},
-        describe=lambda: saved_steps.append(state.step) or support.meta(0),
-        position=lambda: 0.0,
-        **options,
-    )
-    callback.start(store, [], {})
-    return callback
+class WeightCheckpoints(SaveCheckpoints):
+    """Saves one variable, and notes the steps at which it is saved."""
+
+    def __init__(self, weights, **options):
+        super().__init__(**options)
+        self.saved_steps = []
+        self._weights = weights
+
+    def trained_variables(self):
+        return {"w": self._weights}
+
+    def describe(self):
+        self.saved_steps.append(self.run.state.step)
+        return support.meta(0)
 
 
 def test_save_checkpoints_saves_when_due_and_once(tmp_path):
     state = RunState()
-    saved_steps = []
     store = CheckpointStore(tmp_path, keep=10)
     weights = variable(0.0)
-    callback = save_checkpoints(
-        store,
-        state,
-        weights,
-        saved_steps,
-        every_epochs=2,
-        every_steps=3,
-        is_last=lambda done: done == 3,
-        save_requested=lambda: state.step == 7,
-    )
+    run = FakeRun(state, is_at_end=lambda: state.finished_epochs == 3)
+    callback = attach(WeightCheckpoints(weights, every_epochs=2, every_steps=3), run)
+    callback.start(store, [], {})
     for epoch in range(3):
         for batch in range(4):
             state.step += 1
+            run.save_requested = state.step == 7
             weights.assign([float(state.step)])
             callback.on_train_batch_end(batch)
         state.finished_epochs = epoch + 1
@@ -156,7 +155,7 @@ def test_save_checkpoints_saves_when_due_and_once(tmp_path):
     callback.on_train_end()
     # It saves after every third step, by request at step 7, after epoch 2 (step 8) and after the
     # last epoch (step 12, for the second time).
-    assert saved_steps == [3, 6, 7, 8, 9, 12, 12]
+    assert callback.saved_steps == [3, 6, 7, 8, 9, 12, 12]
     assert [p.name for p in store.paths()] == [f"step-{s:09d}.npz" for s in (12, 9, 8, 7, 6, 3)]
     latest = store.paths()[0]
     assert archive.read_meta(latest)["state"]["finished_epochs"] == 3
@@ -165,31 +164,23 @@ def test_save_checkpoints_saves_when_due_and_once(tmp_path):
 
 def test_save_checkpoints_for_two_reasons_at_one_step_saves_once(tmp_path):
     state = RunState()
-    saved_steps = []
-    callback = SaveCheckpoints(
-        state=state,
-        variables=lambda: {"w": variable(0.0)},
-        describe=lambda: saved_steps.append(state.step) or support.meta(0),
-        is_last=lambda done: False,
-        every_epochs=0.5,
-        position=lambda: state.step / 8,
-        every_steps=4,
-    )
+    callback = WeightCheckpoints(variable(0.0), every_epochs=0.5, every_steps=4)
+    attach(callback, FakeRun(state, position=lambda: state.step / 8))
     callback.start(CheckpointStore(tmp_path, keep=10), [], {})
     for batch in range(6):
         state.step += 1
         callback.on_train_batch_end(batch)
     # Step 4 is half an epoch. Nothing is due at step 5.
-    assert saved_steps == [4]
+    assert callback.saved_steps == [4]
     callback.finish()
 
 
 def test_save_checkpoints_saves_each_best_epoch_and_the_store_keeps_the_best(tmp_path):
     state = RunState()
-    saved_steps = []
     store = CheckpointStore(tmp_path, keep=1, keep_best=True)
-    options = {"every_epochs": 5, "every_steps": None, "is_last": lambda done: done == 6}
-    callback = save_checkpoints(store, state, variable(0.0), saved_steps, **options, save_best=True)
+    run = FakeRun(state, is_at_end=lambda: state.finished_epochs == 6)
+    callback = attach(WeightCheckpoints(variable(0.0), every_epochs=5, save_best=True), run)
+    callback.start(store, [], {})
     for epoch, top1 in enumerate([0.3, 0.2, 0.6, 0.6, 0.5, None]):
         state.step += 4
         state.finished_epochs = epoch + 1
@@ -199,17 +190,17 @@ def test_save_checkpoints_saves_each_best_epoch_and_the_store_keeps_the_best(tmp
         callback.on_epoch_end(epoch, {"epoch": epoch + 1, "val_top1": top1})
     callback.on_train_end()
     # It saves the best so far after epochs 1 and 3, the fifth epoch, and the last.
-    assert saved_steps == [4, 12, 20, 24]
+    assert callback.saved_steps == [4, 12, 20, 24]
     assert [p.name for p in store.paths()] == ["step-000000024.npz", "step-000000012.npz"]
     assert store.best_valid().meta["val_top1"] == 0.6
-    saved_steps.clear()
     state.best_epoch = 7
     state.step = 28
     state.recorded_at = 6.0
-    without_best = save_checkpoints(store, state, variable(0.0), saved_steps, **options)
+    without_best = attach(WeightCheckpoints(variable(0.0), every_epochs=5), FakeRun(state))
+    without_best.start(store, [], {})
     state.step = 32
     without_best.on_epoch_end(6, {"epoch": 7, "val_top1": 0.9})
-    assert saved_steps == []
+    assert without_best.saved_steps == []
 
 
 class WithState(TrainingCallback):
@@ -234,14 +225,7 @@ def test_save_checkpoints_restores_callbacks_after_they_began_and_before_their_e
     saved = callback_state.states_of([WithState("a", 1), WithState("b", 2)])
     assert saved == {"WithState#0": {"value": 1}, "WithState#1": {"value": 2}}
     before, after = WithState("a"), WithState("b")
-    callback = SaveCheckpoints(
-        state=RunState(),
-        variables=dict,
-        describe=dict,
-        is_last=lambda done: False,
-        every_epochs=1,
-        position=lambda: 0.0,
-    )
+    callback = attach(WeightCheckpoints(variable(0.0), every_epochs=1), FakeRun())
     callback.start(None, [before, callback, after], saved)
     callback.on_train_begin()
     assert (before.state_dict(), after.state_dict()) == ({"value": 1}, {"value": 0})

@@ -11,17 +11,35 @@ import pytest
 import tensorflow as tf
 
 from hybrid_imagenet.callbacks.divergence_guard import DivergedError, DivergenceGuard
+from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.training.loss_alarm import LossAlarm, highest_loss
+from hybrid_imagenet.training.loss_alarm_guard import LossAlarmGuard
+from tests.support.fake_run import FakeRun, attach
 
 
-def guard(alarms, allgather, initial_step):
-    """Returns a guard that reads the current first element of `alarms`."""
+def guard(read_alarm, allgather, initial_step, age_steps=0):
+    """Returns a guard of a step whose alarm is what `read_alarm` returns.
+
+    Args:
+      read_alarm: called with None for the alarm of all steps up to now.
+      allgather: of the communicator.
+      initial_step: steps done before the session.
+      age_steps: age of the values that are read for the log.
+    """
+    alarm = types.SimpleNamespace(threshold=230.0, read=read_alarm)
+    step = types.SimpleNamespace(alarm=alarm, telemetry=types.SimpleNamespace(age_steps=age_steps))
     communicator = types.SimpleNamespace(allgather_object=allgather)
-    callback = DivergenceGuard(lambda: alarms[0], highest_loss=230.0, communicator=communicator)
-    callback.set_params({"initial_step": initial_step})
+    run = FakeRun(RunState(step=initial_step), communicator=communicator)
+    run.values["alarm"] = "values for the log"
+    callback = attach(LossAlarmGuard(step), run)
     callback.on_train_begin()
-    callback.on_epoch_begin(0)
     return callback
+
+
+def end_batch(callback, logs):
+    """Ends a step."""
+    callback.run.state.step += 1
+    callback.on_train_batch_end(0, logs)
 
 
 def losses(*values):
@@ -65,66 +83,58 @@ def test_loss_alarm_counts_micro_batches_as_one_step():
 @pytest.mark.parametrize(
     ("loss", "why"), [(math.nan, "not finite"), (7e31, "above 100 times that of guesses, 230")]
 )
-def test_divergence_guard_stops_all_ranks_at_the_first_bad_step_of_any(loss, why):
+def test_loss_alarm_guard_stops_all_ranks_at_the_first_bad_step_of_any(loss, why):
     alarms = [None, (7, 400.0), (4, loss)]
-    watch = guard(alarms, lambda value: alarms, initial_step=10)
+    watch = guard(lambda state=None: None, lambda value: alarms, initial_step=10)
     # No step was taken, so nothing is read.
     watch.check()
     with pytest.raises(
         DivergedError,
         match=f"step 14: the loss is .*, {why}: training has diverged; lower the learning",
     ):
-        watch.on_train_batch_end(8, {})
+        end_batch(watch, {})
 
 
-def test_divergence_guard_gathers_once_per_step_with_logs():
+def test_loss_alarm_guard_gathers_once_per_step_with_logs():
     gathered = []
     alarms = [None, (2, math.nan)]
-    watch = guard(alarms, lambda value: gathered.append(value) or [value], initial_step=5)
-    watch.on_train_batch_end(1, None)
+    watch = guard(lambda state=None: alarms[0], lambda value: gathered.append(value) or [value], 5)
+    end_batch(watch, None)
     assert gathered == []
-    watch.on_train_batch_end(2, {})
+    end_batch(watch, {})
     watch.on_test_begin()
     watch.before_save()
     assert len(gathered) == 1
     alarms.pop(0)
-    watch.on_train_batch_end(3, None)
+    end_batch(watch, None)
     with pytest.raises(DivergedError, match="step 7: the loss is nan, not finite") as raised:
         watch.on_epoch_end(0, {})
     assert raised.value.step == 7
 
 
-def test_divergence_guard_before_a_checkpoint_reads_the_latest_steps():
-    """Uses a lag as on a GPU, where the logs of step 4 contain the values of step 2."""
-    communicator = types.SimpleNamespace(allgather_object=lambda value: [value])
-    watch = DivergenceGuard(
-        lambda: None,
-        read_alarm_now=lambda: (4, math.nan),
-        lag=lambda: 2,
-        communicator=communicator,
+def test_loss_alarm_guard_before_a_checkpoint_reads_the_latest_steps():
+    """Uses the delay of a GPU, where the logs of step 4 contain the values of step 2."""
+    watch = guard(
+        lambda state=None: None if state else (4, math.nan),
+        lambda value: [value],
+        initial_step=0,
+        age_steps=2,
     )
-    watch.set_params({})
-    watch.on_train_begin()
-    watch.on_epoch_begin(0)
-    watch.on_train_batch_end(3, {})
+    watch.run.state.step = 3
+    end_batch(watch, {})
     with pytest.raises(DivergedError, match="step 4: the loss is nan, not finite"):
         watch.before_save()
 
 
-def test_divergence_guard_without_alarm_stops_all_ranks_if_one_has_diverged():
+def test_divergence_guard_stops_all_ranks_if_one_has_diverged():
     communicator = types.SimpleNamespace(allgather_object=lambda value: [value, [3, math.inf]])
-    watch = DivergenceGuard(communicator=communicator)
-    watch.set_params({})
-    watch.on_train_begin()
+    watch = attach(DivergenceGuard(), FakeRun(communicator=communicator))
     with pytest.raises(DivergedError, match="step 3: the mean loss is inf, not finite"):
         watch.on_epoch_end(0, {"loss": 1.0})
 
 
-def test_divergence_guard_without_alarm_checks_the_mean_loss_of_the_epoch():
-    watch = DivergenceGuard()
-    watch.set_params({})
-    watch.on_train_begin()
-    watch.on_epoch_begin(0)
+def test_divergence_guard_checks_the_mean_loss_of_the_epoch():
+    watch = attach(DivergenceGuard(), FakeRun(RunState(step=1)))
     watch.on_train_batch_end(0, {"loss": math.nan})
     watch.on_epoch_end(0, {"loss": 1.0})
     with pytest.raises(DivergedError, match="step 1: the mean loss is nan, not finite") as caught:

@@ -6,7 +6,8 @@ import pytest
 
 from hybrid_imagenet import optimizers
 from hybrid_imagenet.callbacks.relative_updates import RelativeUpdates
-from hybrid_imagenet.callbacks.training_callback import StepSpan
+from hybrid_imagenet.training_run import StepSpan
+from tests.support.fake_run import FakeRun, attach
 
 
 def train(log, inner, variables, epochs, steps):
@@ -18,8 +19,7 @@ def train(log, inner, variables, epochs, steps):
     snapshots = []
     for epoch in range(epochs):
         for step in range(steps):
-            span = StepSpan(epoch + step / steps, epoch + (step + 1) / steps, 1)
-            log.set_params({"step_span": lambda span=span: span})
+            log.run.span = StepSpan(epoch + step / steps, epoch + (step + 1) / steps, 1)
             log.on_train_batch_begin(step)
             before = [v.numpy().copy() for v in variables]
             inner.apply(
@@ -51,7 +51,7 @@ def test_relative_updates_record_the_last_step_of_an_epoch(name, options, phase)
     inner = optimizers.create(name, learning_rate=0.05, **options)
     inner.build(variables)
     inner.hyperparameters.assign({"phase": float(phase), "lower_bound": 0.0, "upper_bound": 1.0})
-    log = RelativeUpdates([variables[i] for i in inner.kernel_indices()])
+    log = attach(RelativeUpdates([variables[i] for i in inner.kernel_indices()]), FakeRun())
     records, snapshots = train(log, inner, variables, epochs=2, steps=3)
     for record, (before, after) in zip(records, snapshots, strict=True):
         expected = [
@@ -67,8 +67,8 @@ def test_relative_updates_record_the_last_step_of_an_epoch(name, options, phase)
 
 def test_relative_updates_without_a_measurement_record_nothing():
     kernel = keras.Variable(np.ones((2, 2), np.float32), name="kernel")
-    log = RelativeUpdates([kernel])
-    log.set_params({"step_span": lambda: StepSpan(0.0, 0.5, 1)})
+    log = attach(RelativeUpdates([kernel]), FakeRun())
+    log.run.span = StepSpan(0.0, 0.5, 1)
     log.on_train_batch_begin(0)
     log.on_train_batch_end(0)
     # This is a validation within the epoch, whose last step was not measured.

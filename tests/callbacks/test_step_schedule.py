@@ -27,7 +27,7 @@ def step_callbacks():
 )
 def test_step_schedules_of_an_optimizer_have_one_owner_per_step(inner, schedule, start, expected):
     optimizer = hi.DistributedOptimizer(inner(), schedule=schedule)
-    owners = [type(c).__name__ for c in step_callbacks() if c.sets(optimizer, start)]
+    owners = [type(c).__name__ for c in step_callbacks() if c.applies_to(optimizer, start)]
     assert owners == [expected]
 
 

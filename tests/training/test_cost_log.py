@@ -5,6 +5,7 @@ import types
 import pytest
 
 from hybrid_imagenet.training.cost_log import CostLog
+from tests.support.fake_run import FakeRun, attach
 
 
 def epoch_logs(exposed_ms):
@@ -16,7 +17,9 @@ def epoch_logs(exposed_ms):
     reads = types.SimpleNamespace(bytes_read=100, operations=10)
     other = {"exposed_ms": exposed_ms[1], "bytes_read": 7, "reads": 2}
     communicator = types.SimpleNamespace(allgather_object=lambda costs: [costs, other])
-    log = CostLog(communicator, reads, lambda: 1.5, lambda: {"exposed_ms": exposed_ms[0]})
+    save_callback = types.SimpleNamespace(take_seconds=lambda: 1.5)
+    reducer = types.SimpleNamespace(statistics=lambda: {"exposed_ms": exposed_ms[0]})
+    log = attach(CostLog(reads, save_callback, reducer), FakeRun(communicator=communicator))
     log.on_train_begin()
     reads.bytes_read = 130
     reads.operations = 13

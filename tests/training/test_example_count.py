@@ -17,6 +17,7 @@ from hybrid_imagenet.training.example_count import ExampleCount
 from hybrid_imagenet.training.inputs import TrainingData, replaced_on_all_ranks
 from tests.data import support
 from tests.data.support import MemorySource
+from tests.support.fake_run import FakeRun, attach
 
 # Number of examples.
 N = 60
@@ -81,7 +82,8 @@ class Ranks:
         def act(data, gather):
             communicator = types.SimpleNamespace(allgather_object=gather)
             logs = {}
-            ExampleCount(data, RunState(self.cursor), communicator).on_epoch_end(epoch, logs)
+            run = FakeRun(RunState(self.cursor), communicator=communicator)
+            attach(ExampleCount(data), run).on_epoch_end(epoch, logs)
             return {key: logs[key] for key in ("train_count", "train_dropped", "bad_records")}
 
         return self.on_each(act)
@@ -137,7 +139,8 @@ def test_example_count_above_max_bad_records_of_all_ranks_is_rejected():
     def end(data, gather):
         with pytest.raises(UserError, match=r"--max_bad_records=2 .*offset 44000"):
             communicator = types.SimpleNamespace(allgather_object=gather)
-            ExampleCount(data, RunState(Cursor(1, 0)), communicator).on_epoch_end(0, {})
+            run = FakeRun(RunState(Cursor(1, 0)), communicator=communicator)
+            attach(ExampleCount(data), run).on_epoch_end(0, {})
 
     ranks.on_each(end)
 
