@@ -11,7 +11,7 @@ import collections
 import contextlib
 import inspect
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -170,17 +170,108 @@ def running_fit_data() -> Any:
     """Returns Keras's adapter of the data of the running `fit`.
 
     A method of a callback must call it. `batch_size` and `get_tf_dataset()` of the adapter describe
-    the data. It is read from the frame of `fit`, because Keras does not give it to callbacks.
+    the data.
 
     Returns:
       The adapter, or None outside `fit`.
     """
+    iterator = _running_epoch_iterator()
+    return None if iterator is None else iterator.data_adapter
+
+
+def _running_epoch_iterator() -> Any:
+    """Returns what `fit` draws its batches from, or None outside `fit`.
+
+    It is read from the frame of `fit`, because Keras does not give it to callbacks.
+    """
     frame = inspect.currentframe()
     while frame is not None:
         if frame.f_code.co_name == "fit" and "epoch_iterator" in frame.f_locals:
-            return frame.f_locals["epoch_iterator"].data_adapter
+            return frame.f_locals["epoch_iterator"]
         frame = frame.f_back
     return None
+
+
+class RunningFitData:
+    """The training data of the running `fit`, whose batches can be replaced before an epoch.
+
+    Attributes:
+      adapter: Keras's adapter of the data.
+      dataset: tf.data.Dataset of the batches of an epoch.
+      num_batches: batches of an epoch; None if their number is not known.
+      continues_over_epochs: whether an epoch begins where the one before has ended, as it does with
+        `steps_per_epoch`.
+    """
+
+    def __init__(self) -> None:
+        """Finds the data; a method of a callback must call it, inside `fit`."""
+        self._iterator = _running_epoch_iterator()
+        self.adapter = self._iterator.data_adapter
+        self.dataset = self._iterator._distributed_dataset
+        self.num_batches: int | None = self.adapter.num_batches
+        self.continues_over_epochs = self._iterator.steps_per_epoch is not None
+
+    def set_epoch(self, dataset: tf.data.Dataset, num_batches: int | None) -> None:
+        """Sets the batches of the next epoch; call it in `on_epoch_begin`.
+
+        Args:
+          dataset: of the batches.
+          num_batches: that the dataset has.
+        """
+        self._iterator._distributed_dataset = dataset
+        self._iterator._num_batches = num_batches
+
+    @property
+    def shuffled_arrays(self) -> bool | None:
+        """Whether `fit` shuffles arrays; None if the data are not arrays."""
+        from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+
+        if not isinstance(self.adapter, ArrayDataAdapter):
+            return None
+        return bool(self.adapter._shuffle)
+
+    def array_dataset(self, shuffle: Callable[[tf.Tensor], tf.Tensor]) -> tf.data.Dataset:
+        """Returns the batches of arrays, in an order that a function sets.
+
+        Args:
+          shuffle: called in the graph of the dataset, with indices and in place of
+            `tf.random.shuffle`.
+        """
+        import tensorflow as tf
+
+        # Keras has no argument for the order, and calls this function while it builds the dataset.
+        shuffle_of_tensorflow = tf.random.shuffle
+        tf.random.shuffle = shuffle
+        try:
+            return self.adapter.get_tf_dataset()
+        finally:
+            tf.random.shuffle = shuffle_of_tensorflow
+
+    @property
+    def py_dataset(self) -> keras.utils.PyDataset | None:
+        """The user's PyDataset, or None for other data."""
+        from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
+
+        return self.adapter.py_dataset if isinstance(self.adapter, PyDatasetAdapter) else None
+
+    @property
+    def shuffles_py_dataset(self) -> bool:
+        """Whether `fit` shuffles the batches of the PyDataset."""
+        return bool(self.adapter.shuffle)
+
+    def replace_py_dataset(self, dataset: keras.utils.PyDataset) -> None:
+        """Makes `fit` read the batches of another PyDataset, in their order."""
+        self.adapter.py_dataset = dataset
+        self.adapter.shuffle = False
+        if self.adapter.enqueuer is not None:
+            self.adapter.enqueuer.py_dataset = dataset
+            self.adapter.enqueuer.shuffle = False
+
+
+def global_seed() -> int | None:
+    """Returns the seed of `tf.random.set_seed`, which `keras.utils.set_random_seed` calls too."""
+    seed: int | None = eager_context()._seed
+    return seed
 
 
 def blocking_modules() -> tuple[ModuleType, ...]:

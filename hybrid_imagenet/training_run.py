@@ -112,6 +112,9 @@ class FitRun(Run):
     """A run of `fit`. It counts batches, because `fit` does not tell callbacks its position.
 
     With gradient accumulation an update takes several batches.
+
+    Attributes:
+      batches: batches of the epoch that are done, those of an earlier `fit` included.
     """
 
     def __init__(self, model: Any, params: Mapping[str, Any]):
@@ -122,9 +125,11 @@ class FitRun(Run):
           params: of Keras's callbacks: "epochs" and "steps", which is None if it is not known.
         """
         super().__init__(model, RunState())
+        self.batches = 0
         self._params = params
         self._epoch = 0
-        self._batches_done = 0
+        # Batches of the epoch that an earlier `fit` has trained.
+        self._first_batch = 0
 
     @classmethod
     def of(cls, model: Any, params: dict[str, Any]) -> Run:
@@ -150,7 +155,7 @@ class FitRun(Run):
     @property
     def position(self) -> float:
         """Fractional epochs that are done; whole ones if the length of an epoch is not known."""
-        return self._position_after(self._batches_done)
+        return self._position_after(self.batches)
 
     def is_at_end(self) -> bool:
         """Returns whether all epochs are done or a callback has stopped `fit`."""
@@ -176,31 +181,39 @@ class FitRun(Run):
                 " steps_per_epoch to fit."
             )
 
-    def begin_epoch(self, epoch: int) -> None:
-        """Begins to number batches from 0 again."""
+    def begin_epoch(self, epoch: int, first_batch: int = 0) -> None:
+        """Begins to number batches from 0 again.
+
+        Args:
+          epoch: number of the epoch, from 0.
+          first_batch: batches of the epoch that an earlier `fit` has trained.
+        """
         self._epoch = epoch
-        self._batches_done = 0
+        self._first_batch = first_batch
+        self.batches = first_batch
 
     def begin_batch(self, batch: int) -> None:
         """Sets the span of the next steps, if it is known."""
         steps = self._params.get("steps")
         if steps:
-            end = min(batch + self.model.steps_per_execution, steps)
-            self.span = StepSpan(self._position_after(batch), self._position_after(end), 0)
+            start = self._first_batch + batch
+            end = min(start + self.model.steps_per_execution, steps)
+            self.span = StepSpan(self._position_after(start), self._position_after(end), 0)
 
     def end_batch(self, batch: int) -> None:
         """Counts the batches up to this one."""
+        batches = self._first_batch + batch + 1
         # With `steps_per_execution` the last event of an epoch may be for batches beyond its end.
-        batches_done = min(batch + 1, self._params.get("steps") or batch + 1)
-        self.state.step += batches_done - self._batches_done
-        self._batches_done = batches_done
+        batches = min(batches, self._params.get("steps") or batches)
+        self.state.step += batches - self.batches
+        self.batches = batches
 
     def _position_after(self, batches: int) -> float:
         """Returns the fractional epochs done after some batches of the epoch."""
-        # The exact order of `hi.order` knows it, because its first pass may be shorter.
+        # The exact order of `hi.order` counts the batches of this `fit`.
         position_after = self._params.get("position_after")
         if position_after is not None:
-            return float(position_after(batches))
+            return float(position_after(batches - self._first_batch))
         steps = self._params.get("steps")
         return self._epoch + batches / steps if steps else float(self._epoch)
 

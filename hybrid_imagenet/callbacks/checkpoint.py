@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+import signal
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import IO, Any
 
 import keras
@@ -13,13 +14,21 @@ import numpy as np
 import tensorflow as tf
 
 from hybrid_imagenet import files, private_api
-from hybrid_imagenet.callbacks import callback_state
+from hybrid_imagenet.callbacks import callback_state, epoch_data, rank_values
 from hybrid_imagenet.callbacks.save_checkpoints import SaveCheckpoints
 from hybrid_imagenet.callbacks.training_callback import print_to_stderr
 from hybrid_imagenet.checkpoints.archive import CheckpointArchive
 from hybrid_imagenet.checkpoints.run_state import RunState, array_name, restore_arrays
 from hybrid_imagenet.checkpoints.store import CheckpointStore
-from hybrid_imagenet.errors import RESTART_SCRIPT, SharedError, UserError
+from hybrid_imagenet.comm import Communicator
+from hybrid_imagenet.comm.request_sum import RequestSum
+from hybrid_imagenet.errors import (
+    EXIT_PREEMPTED,
+    RESTART_SCRIPT,
+    SharedError,
+    UserError,
+    pluralize,
+)
 from hybrid_imagenet.library import compiled_model
 from hybrid_imagenet.library.broadcast import (
     broadcast_model,
@@ -35,6 +44,14 @@ from hybrid_imagenet.optimizers.grouped import hyperparameters_of
 from hybrid_imagenet.optimizers.lars import LayerScaledOptimizer
 from hybrid_imagenet.order import ExactBatchSampler
 from hybrid_imagenet.order.sampling import Cursor
+from hybrid_imagenet.resilience.exit_code import notify_exit
+from hybrid_imagenet.resilience.stacks import FrameWatch
+from hybrid_imagenet.resilience.step_requests import StepRequests
+from hybrid_imagenet.resilience.stop_signals import REQUESTS, exit_by_signal
+from hybrid_imagenet.training_run import FitRun
+
+# Beginning of the names of arrays with a row for each rank.
+_RANK_ARRAYS = "ranks/"
 
 # The open lock file of each directory that this process writes to.
 _LOCKS: dict[pathlib.Path, IO[bytes]] = {}
@@ -63,13 +80,34 @@ class _AtBatchEnd(keras.callbacks.Callback):
 
 
 class Checkpoint(SaveCheckpoints):
-    """Saves weights, optimizer and random state after epochs, and continues from there.
+    """Saves weights, optimizer, random state and position, and continues from there.
 
-    A new `fit` begins after the epochs of the latest valid checkpoint. Files are checksummed and
+    A new `fit` continues where the latest valid checkpoint was saved. Files are checksummed and
     replaced atomically, as in the program; a damaged one is renamed, and the one before is used.
     Every rank has this callback, after `default_callbacks()`. The directory need not be shared by
-    all hosts. Each epoch is saved when all callbacks have done their work at its end. One that
-    `stop_training` has ended early is not saved, unless there is an exact order.
+    all hosts.
+
+    A checkpoint is saved
+
+    * after epochs, when all callbacks have done their work at the end of the epoch;
+    * inside an epoch, every `every_seconds`;
+    * when a process gets SIGTERM or SIGUSR1. All ranks save after the same step, and the process
+      exits with code 75. Start the same command again to continue.
+
+    Inside an epoch, the checkpoint also has the number of batches that are done, the metrics of the
+    epoch, and the statistics of batch normalization of each rank. The epoch continues with the
+    batches that are left, as if it had not been interrupted, if the data are
+
+    * arrays, or a `keras.utils.PyDataset` without its own `on_epoch_end`, on the same number of
+      ranks. `fit(shuffle=True)` then shuffles in an order that follows from the seed of
+      `keras.utils.set_random_seed` and the epoch; or
+    * `hi.order.keras_dataset` with `order=`, on any number of ranks.
+
+    With other data, such as a tf.data.Dataset, the epoch begins again with the weights of the
+    checkpoint, and a line says so. If they come in the same order every time, pass
+    `skip_batches=True`.
+
+    An epoch that `stop_training` has ended early is not saved, unless there is an exact order.
 
     If a callback such as `EarlyStopping` sets `stop_training` and the epoch is whole, the training
     is finished, and a new `fit` with the same number of epochs trains none. With another number it
@@ -89,30 +127,49 @@ class Checkpoint(SaveCheckpoints):
         use it.
       every_epochs: epochs from one checkpoint to the next; the last epoch is always saved
         (default: 1).
+      every_seconds: seconds from one checkpoint inside an epoch to the next; None saves none there,
+        unless a signal asks for it (default: 600.0).
       keep: number of latest valid checkpoints to keep (default: 2).
       order: sampler of `hi.order.keras_dataset`, which is saved and restored too (default: None).
+      skip_batches: whether to read and skip the batches that were trained before an interruption,
+        with data that are in the same order every time (default: False).
     """
+
+    # `fit` has made it.
+    run: FitRun
 
     def __init__(
         self,
         directory: str | os.PathLike[str],
         *,
         every_epochs: int = 1,
+        every_seconds: float | None = 600.0,
         keep: int = 2,
         order: ExactBatchSampler | None = None,
+        skip_batches: bool = False,
     ):
         if keep < 1:
             raise SharedError(f"keep={keep!r} must be 1 or more: it is the number of checkpoints.")
         if every_epochs < 1:
             raise SharedError(f"every_epochs={every_epochs!r} must be 1 or more.")
+        if every_seconds is not None and not every_seconds > 0:
+            raise SharedError(f"every_seconds={every_seconds!r} must be more than 0, or None.")
         super().__init__(every_epochs=every_epochs)
         self._directory = files.output_path("directory", directory).absolute()
         self._keep = keep
+        self._every_seconds = every_seconds
         self._order = order
+        self._skip_batches = skip_batches
+        # Values of all ranks, by name, for the checkpoint that is being saved or was restored, and
+        # those of metrics that the first step creates.
+        self._rank_values: dict[str, np.ndarray] = {}
+        self._metric_states: dict[str, np.ndarray] = {}
         # Whether a callback has set `stop_training` at the end of the latest batch, and whether the
         # latest whole epoch ends `fit`.
         self._stopped_at_batch = False
         self._ends_fit = False
+        # Whether the checkpoint that is being saved is inside an epoch.
+        self._is_inside_epoch = False
         # Best weights of callbacks by name.
         self._restored_weights: dict[str, list[np.ndarray]] = {}
 
@@ -145,12 +202,36 @@ class Checkpoint(SaveCheckpoints):
                     self._unlock()
                     raise
         meta = communicator.broadcast_object(meta)
+        self._first_batch = 0
+        self._continues_epoch = False
+        self._data_seed = communicator.broadcast_object(
+            meta["data_seed"] if meta else epoch_data.choose_seed()
+        )
+        self._data = epoch_data.open_epoch_data(
+            self._data_seed, communicator.rank, has_order=self._order is not None
+        )
         if meta is None:
             self.run.state.restore(RunState().to_dict())
         else:
             self._continue_from(meta)
         self.start(store, self._all_callbacks, meta["callbacks"] if meta else {})
         super().on_train_begin(logs)
+        self._requests = StepRequests(
+            self._request_sum(), self._every_seconds if communicator.rank == 0 else None
+        )
+        _keep_signals()
+
+    def _request_sum(self) -> RequestSum | None:
+        """Returns what sums the requests of all ranks in each step."""
+        if self.communicator.size == 1:
+            return None
+        request_sum = compiled_model.request_sum(self.model)
+        if request_sum is None:
+            raise SharedError(
+                "Checkpoint needs callbacks=[*hi.callbacks.default_callbacks(), ...] on several"
+                " ranks, before it."
+            )
+        return request_sum
 
     def _continue_from(self, meta: Mapping[str, Any]) -> None:
         """Sets position and variables from what rank 0 has restored; every rank calls it.
@@ -161,6 +242,15 @@ class Checkpoint(SaveCheckpoints):
         communicator = self.communicator
         self.run.state.restore(meta["state"])
         self._broadcast_callback_weights(meta["callback_weights"])
+        self._rank_values = dict(
+            zip(
+                meta["rank_values"],
+                _broadcast_arrays(
+                    list(self._rank_values.values()), meta["rank_values"].values(), communicator
+                ),
+                strict=True,
+            )
+        )
         if communicator.rank == 0:
             for line in _warnings(self._all_callbacks, meta["callbacks"]):
                 print_to_stderr(line)
@@ -182,6 +272,33 @@ class Checkpoint(SaveCheckpoints):
                 optimizer.average.follows_weights = any(id(v) in restored for v in averages)
         broadcast_model(self.model, communicator)
         communicator.broadcast_variables([v.value for v in callback_variables])
+        rank_values.restore_variables(self.model, self._rank_values, communicator)
+        if meta["batches"]:
+            self._continue_inside_epoch(meta["batches"], meta["world_size"])
+
+    def _continue_inside_epoch(self, batches: int, saved_ranks: int) -> None:
+        """Begins the first epoch after the batches that are done, if that is possible.
+
+        Args:
+          batches: Batches of the epoch that were trained.
+          saved_ranks: Ranks that trained them.
+        """
+        reason = ""
+        if self._order is not None:
+            batches = self._order.longest - len(self._order)
+        elif not self._data.is_exact and not self._skip_batches:
+            reason = "the order of its data is not known (see skip_batches)"
+        elif saved_ranks != self.communicator.size:
+            reason = f"it was saved on {pluralize(saved_ranks, 'rank')}"
+        if not reason:
+            self._first_batch = batches
+            self._continues_epoch = True
+        elif self.communicator.rank == 0:
+            epoch = self.run.state.finished_epochs + 1
+            print_to_stderr(
+                f"epoch {epoch} begins again, because {reason}: its first {batches} batches are"
+                " trained a second time"
+            )
 
     def _is_finished(self, description: Mapping[str, Any]) -> bool:
         """Returns whether a callback has ended this `fit` at the position of a checkpoint.
@@ -209,11 +326,20 @@ class Checkpoint(SaveCheckpoints):
         private_api.insert_callback(_AtBatchEnd(self._end_batch), len(self._all_callbacks) + 1)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Sets the states of later callbacks in the first epoch."""
+        """Sets the data of the epoch; in the first one also metrics and states of callbacks."""
         # `fit` has read it. If training is interrupted, a later `fit` must not begin there.
         private_api.set_initial_epoch(self.model, None)
-        self._batches = 0
+        self._epoch = epoch
         self._stopped_at_batch = False
+        self._data.begin_epoch(epoch, self._first_batch)
+        self.run.begin_epoch(epoch, self._first_batch)
+        self._metric_states = {}
+        if self._continues_epoch:
+            self._metric_states = rank_values.restore_metrics(
+                self.model, self._rank_values, self.communicator
+            )
+        self._continues_epoch = False
+        self._first_batch = 0
         super().on_epoch_begin(epoch, logs)
 
     def restore_callback(
@@ -223,13 +349,46 @@ class Checkpoint(SaveCheckpoints):
         if name in self._restored_weights:
             callback.best_weights = self._restored_weights.pop(name)
 
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Posts the requests of this rank, which the next step sums."""
+        self._requests.post()
+
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        # With `steps_per_execution` the last event of an epoch may be for batches beyond its end.
-        self._batches = min(batch + 1, self.params["steps"] or batch + 1)
+        """Does nothing, because a step is saved after all callbacks, by `_end_batch`."""
 
     def _end_batch(self) -> None:
-        """Notes whether `fit` ends the epoch after this batch."""
+        """Saves inside an epoch if ranks have asked for it, and exits if one was told to stop.
+
+        Raises:
+          SystemExit: on all ranks, with code 75, after a signal.
+        """
         self._stopped_at_batch = self.model.stop_training
+        if self._metric_states:
+            rank_values.add_metrics(self.model, self._metric_states, self.communicator)
+            self._metric_states = {}
+        self._requests.follow()
+        if not (self._requests.save or self._requests.stop):
+            return
+        # The end of the epoch saves after its last batch.
+        if self._stopped_at_batch or self._is_epoch_done():
+            return
+        self._is_inside_epoch = True
+        self.save()
+        self._is_inside_epoch = False
+        if self._requests.stop:
+            self._exit_preempted()
+
+    def _exit_preempted(self) -> None:
+        """Waits for the disk and exits with code 75; every rank calls it."""
+        self.wait()
+        self._unlock()
+        REQUESTS.ignore()
+        if self.communicator.rank == 0:
+            print_to_stderr(
+                f"preempted: saved in {self._directory}. Start the same command again to continue."
+            )
+        notify_exit(EXIT_PREEMPTED)
+        raise SystemExit(EXIT_PREEMPTED)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Does nothing, because the epoch is saved after all callbacks, by `_end_epoch`."""
@@ -241,7 +400,7 @@ class Checkpoint(SaveCheckpoints):
         it from its beginning. An exact order continues within it.
         """
         state = self.run.state
-        is_whole = self._is_whole(epoch)
+        is_whole = self._is_whole()
         if is_whole:
             state.finished_epochs = epoch + 1
             state.recorded_at = float(epoch + 1)
@@ -254,28 +413,39 @@ class Checkpoint(SaveCheckpoints):
         state.cursor = Cursor(state.finished_epochs, 0)
         self._ends_fit = is_whole and self.model.stop_training
         super().on_epoch_end(epoch, {**(logs or {}), "epoch": state.recorded_at})
+        # A signal may have come in the last step or during validation.
+        is_stopping = any(self.communicator.allgather_object(REQUESTS.stop))
+        if is_stopping and not self.run.is_at_end():
+            self.save()
+            self._exit_preempted()
 
-    def _is_whole(self, epoch: int) -> bool:
+    def _is_whole(self) -> bool:
         """Returns whether all batches of the epoch were trained.
 
         If `stop_training` ends an epoch whose number of batches is not known, there may have been
         more of them.
         """
+        if self._order is None and not self._stopped_at_batch:
+            return True
+        return self._is_epoch_done()
+
+    def _is_epoch_done(self) -> bool:
+        """Returns whether the last batch of the epoch is known to be trained."""
         if self._order is not None:
-            return self._order.epoch > epoch
-        return not self._stopped_at_batch or self._batches == self.params["steps"]
+            return self._order.epoch > self._epoch
+        return bool(self.run.batches == self.params["steps"])
 
     def _report_unsaved_epoch(self, epoch: int) -> None:
         """Prints that the epoch is not saved, and where a resumed `fit` begins."""
         if self.communicator.rank:
             return
         num_batches = self.params["steps"]
-        batches = f"{self._batches} of {num_batches}" if num_batches else f"{self._batches}"
+        batches = f"{self.run.batches} of {num_batches}" if num_batches else f"{self.run.batches}"
         # Earlier epochs need not be saved either, see `every_epochs`.
         next_epoch = int(self._saved[1]) + 1
         print_to_stderr(
             f"epoch {epoch + 1} ended after {batches} batches and is not saved: a resumed fit"
-            f" begins with epoch {next_epoch}"
+            f" begins in epoch {next_epoch}"
         )
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
@@ -289,6 +459,7 @@ class Checkpoint(SaveCheckpoints):
         try:
             self.wait()
         finally:
+            REQUESTS.end()
             self._unlock()
 
     def _unlock(self) -> None:
@@ -330,7 +501,10 @@ class Checkpoint(SaveCheckpoints):
         for name, saved in checkpoint.meta.get("optimizers", {}).items():
             if name in optimizers:
                 self._prepare_optimizer(optimizers[name], saved)
-        self._restored_weights, checkpoint = _split_arrays(checkpoint)
+        self._rank_values, checkpoint = _take_arrays(checkpoint, _RANK_ARRAYS)
+        callback_arrays, checkpoint = _take_arrays(checkpoint, callback_state.CALLBACK_ARRAYS)
+        for name, array in sorted(callback_arrays.items()):
+            self._restored_weights.setdefault(name.partition("/")[0], []).append(array)
         restore_arrays(checkpoint, self.all_variables())
         self._restart_changed_loss_scales(checkpoint.meta["optimizers"])
         print_to_stderr(f"resumed from {checkpoint.path}: {self._describe_position(checkpoint)}")
@@ -339,6 +513,12 @@ class Checkpoint(SaveCheckpoints):
             "order": checkpoint.meta.get("order"),
             "finished_fit": checkpoint.meta["finished_fit"],
             "callbacks": checkpoint.meta["callbacks"],
+            "world_size": checkpoint.meta["world_size"],
+            "data_seed": checkpoint.meta["data_seed"],
+            "batches": checkpoint.meta["batches"],
+            "rank_values": {
+                name: [array.shape, array.dtype.name] for name, array in self._rank_values.items()
+            },
             "callback_weights": {
                 name: [[array.shape, array.dtype.name] for array in arrays]
                 for name, arrays in self._restored_weights.items()
@@ -354,6 +534,8 @@ class Checkpoint(SaveCheckpoints):
             )
         if self._order is not None and checkpoint.meta["order"]["offset"]:
             return f"within epoch {checkpoint.meta['order']['epoch'] + 1}"
+        if checkpoint.meta["batches"]:
+            return f"within epoch {finished_epochs + 1}, after {checkpoint.meta['batches']} batches"
         return f"epoch {finished_epochs} is done"
 
     def _restart_changed_loss_scales(self, saved: Mapping[str, Any]) -> None:
@@ -392,13 +574,8 @@ class Checkpoint(SaveCheckpoints):
           shapes: [shape, dtype] of each array, by name of the callback.
         """
         for name, arrays in shapes.items():
-            weights = self._restored_weights.get(name)
-            if weights is None:
-                # Rank 0 has the values, and these are overwritten.
-                weights = [np.zeros(shape, dtype) for shape, dtype in arrays]
-            variables = [tf.Variable(array) for array in weights]
-            self.communicator.broadcast_variables(variables)
-            self._restored_weights[name] = [variable.numpy() for variable in variables]
+            weights = self._restored_weights.get(name, [])
+            self._restored_weights[name] = _broadcast_arrays(weights, arrays, self.communicator)
 
     def trained_variables(self) -> Mapping[str, keras.Variable]:
         variables_by_part = {
@@ -416,7 +593,7 @@ class Checkpoint(SaveCheckpoints):
         return named_variables
 
     def extra_arrays(self) -> dict[str, np.ndarray]:
-        arrays = {}
+        arrays = {f"{_RANK_ARRAYS}{name}": array for name, array in self._rank_values.items()}
         callbacks = callback_state.stateful_callbacks(self._all_callbacks)
         for name, callback in callbacks.items():
             for number, array in enumerate(callback_state.best_weights(callback)):
@@ -447,25 +624,72 @@ class Checkpoint(SaveCheckpoints):
             "optimizers": optimizers,
             # `epochs` of the `fit` that a callback has ended here.
             "finished_fit": self.params["epochs"] if self._ends_fit else None,
+            "data_seed": self._data_seed,
+            # Batches of an unfinished epoch that are done.
+            "batches": self.run.batches if self._is_inside_epoch else 0,
         }
+        self._rank_values = {}
+        if self._is_inside_epoch:
+            own = rank_values.own_variables(self.model)
+            states = rank_values.metric_states(self.model)
+            self._rank_values = rank_values.gather_differing(own, self.communicator)
+            self._rank_values |= rank_values.gather(states, self.communicator)
         if self._order is not None:
             description["order"] = self._order.state_dict()
         return description
 
 
-def _split_arrays(
-    checkpoint: CheckpointArchive,
-) -> tuple[dict[str, list[np.ndarray]], CheckpointArchive]:
-    """Returns the arrays of callbacks, by callback, and the checkpoint without them."""
-    weights: dict[str, list[np.ndarray]] = {}
-    other_arrays = {}
-    for name, array in sorted(checkpoint.arrays.items()):
-        if name.startswith(callback_state.CALLBACK_ARRAYS):
-            callback = name.removeprefix(callback_state.CALLBACK_ARRAYS).partition("/")[0]
-            weights.setdefault(callback, []).append(array)
+def _keep_signals() -> None:
+    """Keeps SIGTERM and SIGUSR1 as requests to stop, until `fit` ends or fails."""
+    is_running = FrameWatch("fit").is_running
+
+    def exit_if_fit_has_failed() -> None:
+        if not is_running():
+            exit_by_signal(REQUESTS.first_signal)
+
+    REQUESTS.begin(
+        on_stop=exit_if_fit_has_failed,
+        announcement="fit saves after the current step and exits with code 75",
+        # Ctrl-C raises KeyboardInterrupt, as in every `fit`.
+        signals=(signal.SIGTERM, signal.SIGUSR1),
+    )
+
+
+def _take_arrays(
+    checkpoint: CheckpointArchive, prefix: str
+) -> tuple[dict[str, np.ndarray], CheckpointArchive]:
+    """Returns the arrays whose names begin with a prefix, and the checkpoint without them.
+
+    Args:
+      checkpoint: has the arrays.
+      prefix: is removed from the names.
+    """
+    taken = {}
+    others = {}
+    for name, array in checkpoint.arrays.items():
+        if name.startswith(prefix):
+            taken[name.removeprefix(prefix)] = array
         else:
-            other_arrays[name] = array
-    return weights, dataclasses.replace(checkpoint, arrays=other_arrays)
+            others[name] = array
+    return taken, dataclasses.replace(checkpoint, arrays=others)
+
+
+def _broadcast_arrays(
+    arrays: Sequence[np.ndarray], shapes: Iterable[Sequence[Any]], communicator: Communicator
+) -> list[np.ndarray]:
+    """Returns the arrays of rank 0 on all ranks; every rank calls it.
+
+    Args:
+      arrays: of rank 0; other ranks may pass none.
+      shapes: [shape, dtype] of each array.
+      communicator: connects the ranks.
+    """
+    if not arrays:
+        # Rank 0 has the values, and these are overwritten.
+        arrays = [np.zeros(shape, dtype) for shape, dtype in shapes]
+    variables = [tf.Variable(array) for array in arrays]
+    communicator.broadcast_variables(variables)
+    return [variable.numpy() for variable in variables]
 
 
 def _warnings(

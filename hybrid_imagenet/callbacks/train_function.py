@@ -20,8 +20,10 @@ import keras
 import tensorflow as tf
 
 from hybrid_imagenet.comm import process
+from hybrid_imagenet.comm.request_sum import RequestSum
 from hybrid_imagenet.library import compiled_model, synchronized_batch_norm
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer, MicroBatchUse
+from hybrid_imagenet.resilience.step_requests import NUM_REQUESTS
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +43,8 @@ class TrainFunction(keras.callbacks.Callback):
         # with a variable depends on the layer.
         for distributed in compiled_model.distributed(model).values():
             distributed.attach(model)
+        if process.size() > 1:
+            _sum_requests(model)
         synchronized_batch_norm.reject_xla(model)
         synchronized_batch_norm.connect(model)
         is_ours = getattr(model.train_function, "made_by_hybrid_imagenet", False)
@@ -72,6 +76,16 @@ class TrainFunction(keras.callbacks.Callback):
         reset = getattr(self.model.train_function, "reset_count", None)
         if reset is not None:
             reset()
+
+
+def _sum_requests(model: keras.Model) -> None:
+    """Makes each update sum the requests of all ranks to save or to stop, see `Checkpoint`."""
+    for optimizer in compiled_model.distributed(model).values():
+        if optimizer.reducer.request_sum is None:
+            optimizer.reducer.request_sum = RequestSum(NUM_REQUESTS)
+            # An earlier `fit` has traced this function without the sum.
+            model.train_function = None
+        return
 
 
 def split_step(step: Step, optimizer: DistributedOptimizer) -> Step:

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from hybrid_imagenet import private_api
+from hybrid_imagenet.comm.request_sum import RequestSum
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 
 
@@ -42,6 +43,13 @@ def distributed(model: keras.Model) -> dict[str, DistributedOptimizer]:
         for name, optimizer in optimizers(model).items()
         if isinstance(optimizer, DistributedOptimizer)
     }
+
+
+def request_sum(model: keras.Model) -> RequestSum | None:
+    """Returns what sums requests in each update of the first distributed optimizer, if any does."""
+    for optimizer in distributed(model).values():
+        return optimizer.reducer.request_sum
+    return None
 
 
 def updates_applied(model: keras.Model) -> int:

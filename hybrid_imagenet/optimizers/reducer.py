@@ -16,6 +16,7 @@ from hybrid_imagenet.comm import fusion
 from hybrid_imagenet.comm.algorithms import AllReduceAlgorithm
 from hybrid_imagenet.comm.communicator import Communicator, GradientExchange
 from hybrid_imagenet.comm.packing import round_up_to_rows
+from hybrid_imagenet.comm.request_sum import RequestSum
 from hybrid_imagenet.errors import pluralize
 from hybrid_imagenet.optimizers.layout import Packed
 
@@ -27,12 +28,14 @@ class GradientReducer:
 
     Attributes:
       wire_dtype: Name of the dtype in which gradients are sent, such as "float16".
+      request_sum: Counts of the hosts that each `reduce` sums as well; None sums none.
     """
 
     def __init__(self, communicator: Communicator, wire_dtype: str = "float32") -> None:
         """Keeps the communicator; nothing is sent before the first `reduce`."""
         self._communicator = communicator
         self.wire_dtype = wire_dtype
+        self.request_sum: RequestSum | None = None
         self._plans: dict[str, BucketPlan] = {}
         # Two elements: exposed seconds, and number of steps since the last call of `statistics`. A
         # single process needs none, and a variable that is made while a step is traced would make
@@ -74,6 +77,8 @@ class GradientReducer:
         exchange = self._communicator.gradient_exchange
         if exchange is None:
             return _pack_without_ranks(grads)
+        if self.request_sum is not None:
+            self.request_sum.sum_over(self._communicator)
         plan = self._plan_for(grads, names, exchange)
         sums = []
         for index, bucket in enumerate(plan.buckets):

@@ -19,7 +19,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from hybrid_imagenet.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED
 from hybrid_imagenet.resilience import exit_code
@@ -72,10 +72,13 @@ class StopRequests:
         self._wakeup_socket: socket.socket | None = None
         self._thread = threading.current_thread()
 
-    def install(self) -> None:
-        """Starts to handle the signals.
+    def install(self, signals: Collection[signal.Signals] = SIGNALS) -> None:
+        """Starts to handle signals.
 
         Does nothing outside the main thread, or if it was called before.
+
+        Args:
+          signals: some of `SIGNALS` (default: all of them).
         """
         is_main_thread = threading.current_thread() is threading.main_thread()
         if self._earlier_handlers or not is_main_thread:
@@ -91,7 +94,7 @@ class StopRequests:
         self._earlier_wakeup_fd = signal.set_wakeup_fd(
             self._wakeup_socket.fileno(), warn_on_full_buffer=False
         )
-        for number in SIGNALS:
+        for number in signals:
             is_ignored = signal.getsignal(number) is signal.SIG_IGN
             if not (is_ignored and number in _IGNORABLE_SIGNALS):
                 self._earlier_handlers[number] = signal.signal(number, lambda number, frame: None)
@@ -101,6 +104,7 @@ class StopRequests:
         on_stop: Callable[[], None] = lambda: None,
         on_force: Callable[[int], None] = exit_by_signal,
         announcement: str = "the run saves after the current step and ends",
+        signals: Collection[signal.Signals] = SIGNALS,
     ) -> None:
         """Keeps requests from now on, because the work has started.
 
@@ -111,10 +115,11 @@ class StopRequests:
           on_force: called by another thread with the number of the signal that ends the work at
             once.
           announcement: printed after the first request.
+          signals: some of `SIGNALS` (default: all of them).
         """
         if not self._earlier_handlers:
             self._installed_by_begin = True
-        self.install()
+        self.install(signals)
         self._on_force = on_force
         self._announcement = announcement
         # This comes last, because from here on requests are kept and need the two others.
@@ -147,7 +152,7 @@ class StopRequests:
     def _listen(self, reader: socket.socket) -> None:
         while numbers := reader.recv(64):
             for number in numbers:
-                if number in SIGNALS:
+                if number in self._earlier_handlers:
                     self._handle(signal.Signals(number))
         reader.close()
 

@@ -1,0 +1,189 @@
+"""Gives the data of `fit` an order that a seed and the epoch fix, so that an epoch can continue.
+
+`fit(shuffle=True)` draws a new order of arrays and of the batches of a PyDataset in each epoch,
+which neither a seed nor the number of the epoch can bring back. With `EpochData` they decide it.
+"""
+
+from __future__ import annotations
+
+import abc
+import random
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from hybrid_imagenet import private_api
+from hybrid_imagenet.order.for_keras import ExactDataset
+
+# Seeds of TensorFlow's stateless operations are two int32.
+_SEED_LIMIT = 2**31
+
+
+def choose_seed() -> int:
+    """Returns the seed of `keras.utils.set_random_seed`, or a random one without it."""
+    seed = private_api.global_seed()
+    if seed is None:
+        seed = random.SystemRandom().randrange(_SEED_LIMIT)
+    return seed % _SEED_LIMIT
+
+
+class EpochData(abc.ABC):
+    """The training data of the running `fit`.
+
+    Attributes:
+      is_exact: whether an epoch can continue after its first batches, with exactly those that have
+        not been trained.
+    """
+
+    is_exact = True
+
+    @abc.abstractmethod
+    def begin_epoch(self, epoch: int, first_batch: int) -> None:
+        """Sets the batches of the next epoch; call it in each `on_epoch_begin`.
+
+        Args:
+          epoch: Number of the epoch, from 0.
+          first_batch: Number of the batch that it begins with.
+        """
+
+
+def open_epoch_data(seed: int, rank: int, *, has_order: bool) -> EpochData:
+    """Returns the data of the running `fit`; a method of a callback must call it.
+
+    Args:
+      seed: Decides the order, together with rank and epoch.
+      rank: Ranks have different orders, because each has its own data.
+      has_order: Whether a checkpoint restores the sampler of `hi.order.keras_dataset`.
+    """
+    data = private_api.RunningFitData()
+    shuffles_arrays = data.shuffled_arrays
+    if data.continues_over_epochs or not data.num_batches:
+        return OtherData(data)
+    if shuffles_arrays:
+        return ShuffledArrays(data, seed, rank)
+    if shuffles_arrays is not None:
+        return UnshuffledData(data)
+    dataset = data.py_dataset
+    if isinstance(dataset, ExactDataset):
+        return ExactOrder() if has_order else OtherData(data)
+    is_fixed = (
+        dataset is not None and type(dataset).on_epoch_end is keras.utils.PyDataset.on_epoch_end
+    )
+    return OrderedBatches(data, seed, rank) if is_fixed else OtherData(data)
+
+
+class ShuffledArrays(EpochData):
+    """Arrays that `fit` shuffles, in an order of seed, rank and epoch."""
+
+    def __init__(self, data: private_api.RunningFitData, seed: int, rank: int):
+        """Builds the dataset, which reads the number of the epoch when the epoch begins."""
+        self._data = data
+        with tf.device("CPU:0"):
+            self._epoch = tf.Variable(0, dtype=tf.int64, trainable=False, name="epoch")
+        key = tf.constant(_rank_seed(seed, rank), tf.int64)
+
+        def shuffle(indices: tf.Tensor) -> tf.Tensor:
+            epoch_seed = tf.stack([key, self._epoch.read_value()])
+            return tf.random.experimental.stateless_shuffle(indices, epoch_seed)
+
+        self._dataset = data.array_dataset(shuffle)
+
+    def begin_epoch(self, epoch: int, first_batch: int) -> None:
+        self._epoch.assign(epoch)
+        _set_rest(self._data, self._dataset, first_batch)
+
+
+class UnshuffledData(EpochData):
+    """Arrays in their own order."""
+
+    def __init__(self, data: private_api.RunningFitData):
+        """Keeps the batches that Keras has made."""
+        self._data = data
+
+    def begin_epoch(self, epoch: int, first_batch: int) -> None:
+        _set_rest(self._data, self._data.dataset, first_batch)
+
+
+class ExactOrder(EpochData):
+    """Data of `hi.order`, whose sampler keeps its own position."""
+
+    def begin_epoch(self, epoch: int, first_batch: int) -> None:
+        """Does nothing."""
+
+
+class OtherData(EpochData):
+    """Data such as a tf.data.Dataset or a generator, which may be in another order each time."""
+
+    is_exact = False
+
+    def __init__(self, data: private_api.RunningFitData):
+        """Keeps the batches that Keras has made."""
+        self._data = data
+
+    def begin_epoch(self, epoch: int, first_batch: int) -> None:
+        """Skips batches only if there are some to skip, as `skip_batches` of `Checkpoint` asks."""
+        if first_batch or self._data.num_batches:
+            _set_rest(self._data, self._data.dataset, first_batch)
+
+
+class OrderedBatches(EpochData):
+    """A PyDataset, whose batches come in an order of seed, rank and epoch if `fit` shuffles them.
+
+    A PyDataset with its own `on_epoch_end` is `OtherData`, because that may change what a batch
+    contains.
+    """
+
+    def __init__(self, data: private_api.RunningFitData, seed: int, rank: int):
+        """Replaces the PyDataset by one that returns its batches in this order."""
+        assert data.py_dataset is not None
+        self._data = data
+        self._shuffles = data.shuffles_py_dataset
+        self._seed = _rank_seed(seed, rank)
+        self._rest = _BatchesInOrder(data.py_dataset)
+        data.replace_py_dataset(self._rest)
+
+    def begin_epoch(self, epoch: int, first_batch: int) -> None:
+        indices = list(range(self._data.num_batches or 0))
+        if self._shuffles:
+            random.Random(f"{self._seed} {epoch}").shuffle(indices)
+        self._rest.indices = indices[first_batch:]
+        self._data.set_epoch(self._data.dataset, len(self._rest.indices))
+
+
+class _BatchesInOrder(keras.utils.PyDataset):
+    """Batches of a PyDataset in a given order.
+
+    Attributes:
+      indices: Numbers of the batches, in the order in which they are read.
+    """
+
+    def __init__(self, dataset: keras.utils.PyDataset):
+        super().__init__(
+            workers=dataset.workers,
+            use_multiprocessing=dataset.use_multiprocessing,
+            max_queue_size=dataset.max_queue_size,
+        )
+        self.indices = list(range(len(dataset)))
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._dataset[self.indices[index]]
+
+    def on_epoch_begin(self) -> None:
+        self._dataset.on_epoch_begin()
+
+
+def _rank_seed(seed: int, rank: int) -> int:
+    """Returns a seed that is different on each rank."""
+    return random.Random(f"{seed} {rank}").randrange(_SEED_LIMIT)
+
+
+def _set_rest(data: private_api.RunningFitData, dataset: tf.data.Dataset, first_batch: int) -> None:
+    """Makes the next epoch begin with a batch of a dataset."""
+    num_batches = data.num_batches
+    rest = dataset.skip(first_batch) if first_batch else dataset
+    data.set_epoch(rest, None if num_batches is None else num_batches - first_batch)
