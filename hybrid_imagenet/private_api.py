@@ -175,11 +175,11 @@ def running_fit_data() -> Any:
     Returns:
       The adapter, or None outside `fit`.
     """
-    iterator = _running_epoch_iterator()
+    iterator = running_epoch_iterator()
     return None if iterator is None else iterator.data_adapter
 
 
-def _running_epoch_iterator() -> Any:
+def running_epoch_iterator() -> Any:
     """Returns what `fit` draws its batches from, or None outside `fit`.
 
     It is read from the frame of `fit`, because Keras does not give it to callbacks.
@@ -205,7 +205,7 @@ class RunningFitData:
 
     def __init__(self) -> None:
         """Finds the data; a method of a callback must call it, inside `fit`."""
-        self._iterator = _running_epoch_iterator()
+        self._iterator = running_epoch_iterator()
         self.adapter = self._iterator.data_adapter
         self.dataset = self._iterator._distributed_dataset
         self.num_batches: int | None = self.adapter.num_batches

@@ -342,6 +342,74 @@ def test_running_fit_data_is_the_adapter_of_the_running_fit():
     assert sizes == [3]
 
 
+class DatasetOfTwo(keras.utils.PyDataset):
+    """Two batches of one example, with the numbers of the batches."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return np.full((1, 2), index, np.float32), np.ones((1, 1), np.float32)
+
+
+def batches_seen(replace, *data, **options):
+    """Returns the first number of each batch of an epoch whose data a function replaces."""
+    model = small_model()
+    model.compile("sgd", "mse")
+    seen = []
+    steps = []
+
+    class Look(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            assert private_api.running_epoch_iterator() is not None
+            data = private_api.RunningFitData()
+            dataset, num_batches = replace(data)
+            data.set_epoch(dataset, num_batches)
+            seen.extend(float(x[0, 0]) for x, y in dataset.as_numpy_iterator())
+
+        def on_train_batch_end(self, batch, logs=None):
+            steps.append(batch)
+
+    model.fit(*data, verbose=0, callbacks=[Look()], **options)
+    assert len(steps) == len(seen)
+    return seen
+
+
+def test_running_fit_data_of_arrays_uses_another_shuffle_and_fewer_batches():
+    assert private_api.running_epoch_iterator() is None
+    x = np.arange(8, dtype=np.float32).reshape(4, 2)
+
+    def reverse(data):
+        assert data.shuffled_arrays
+        assert data.py_dataset is None
+        assert (data.num_batches, data.continues_over_epochs) == (4, False)
+        dataset = data.array_dataset(lambda indices: tf.reverse(indices, [0]))
+        return dataset.skip(1), 3
+
+    assert batches_seen(reverse, x, np.ones((4, 1)), batch_size=1) == [4.0, 2.0, 0.0]
+
+
+def test_running_fit_data_of_a_py_dataset_can_be_replaced():
+    class Backwards(DatasetOfTwo):
+        def __getitem__(self, index):
+            return super().__getitem__(1 - index)
+
+    def replace(data):
+        assert data.shuffled_arrays is None
+        assert isinstance(data.py_dataset, DatasetOfTwo)
+        assert data.shuffles_py_dataset
+        data.replace_py_dataset(Backwards())
+        assert not data.shuffles_py_dataset
+        return data.dataset, 2
+
+    assert batches_seen(replace, DatasetOfTwo()) == [1.0, 0.0]
+
+
+def test_global_seed_is_that_of_set_random_seed():
+    keras.utils.set_random_seed(5)
+    assert private_api.global_seed() == 5
+
+
 def test_dataset_batch_size_is_found_through_steps_that_keep_it():
     numbers = tf.data.Dataset.range(10)
     partial = numbers.batch(4)

@@ -66,7 +66,7 @@ def open_epoch_data(seed: int, rank: int, *, has_order: bool) -> EpochData:
         return UnshuffledData(data)
     dataset = data.py_dataset
     if isinstance(dataset, ExactDataset):
-        return ExactOrder() if has_order else OtherData(data)
+        return ExactOrder(data, dataset) if has_order else OtherData(data)
     is_fixed = (
         dataset is not None and type(dataset).on_epoch_end is keras.utils.PyDataset.on_epoch_end
     )
@@ -108,8 +108,18 @@ class UnshuffledData(EpochData):
 class ExactOrder(EpochData):
     """Data of `hi.order`, whose sampler keeps its own position."""
 
+    def __init__(self, data: private_api.RunningFitData, dataset: ExactDataset):
+        """Keeps the batches that Keras has made."""
+        self._data = data
+        self._dataset = dataset
+
     def begin_epoch(self, epoch: int, first_batch: int) -> None:
-        """Does nothing."""
+        """Sets the number of batches that are left.
+
+        Otherwise `fit` would begin one step more, whose random layers would draw numbers before the
+        step finds no data.
+        """
+        self._data.set_epoch(self._data.dataset, len(self._dataset.sampler))
 
 
 class OtherData(EpochData):

@@ -12,6 +12,7 @@ import hybrid_imagenet as hi
 from hybrid_imagenet.comm import process
 from hybrid_imagenet.errors import UserError
 from tests.library import models, programs
+from tests.support.fake_run import FakeRun, attach
 
 
 def test_default_callbacks_reject_callbacks_that_rank_0_must_not_run_alone(tmp_path):
@@ -128,6 +129,7 @@ def test_compare_ranks_rejects_an_optimizer_that_is_not_distributed(kind):
         c for c in hi.callbacks.default_callbacks() if isinstance(c, hi.callbacks.CompareRanks)
     )
     callback.set_model(model)
+    callback.set_params({"epochs": 1, "steps": 1})
     callback.on_train_begin()
     two = mock.Mock(return_value=mock.Mock(size=2))
     with (
@@ -142,7 +144,7 @@ def restored_compare_ranks():
     """Returns the callback after another one has restored a state whose last step was skipped."""
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model.compile(hi.DistributedOptimizer("sgd"), "mse")
-    callback = hi.callbacks.CompareRanks()
+    callback = attach(hi.callbacks.CompareRanks(), FakeRun(model=model))
     callback.set_model(model)
     callback.on_train_begin()
     model.optimizer.iterations.assign(7)

@@ -1,0 +1,163 @@
+"""Trains with `fit` and `Checkpoint` on data of several kinds, and may be preempted or killed.
+
+As a program it has the arguments KIND FOLDER, and prints one line per epoch. Rank 0 writes the
+final values of all variables to FOLDER/final.npz. In the last rank's batch number AT, counted from
+1 over all epochs (default: 0, never), it sends itself the signal SIGNAL. EVERY is the argument
+`every_seconds`. AT, SIGNAL and EVERY are environment variables.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import sys
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import hybrid_imagenet as hi
+
+EXAMPLES = 120
+BATCH = 4
+EPOCHS = 3
+KINDS = ("arrays", "unshuffled", "pydataset", "workers", "order", "accumulation", "executions")
+
+
+class Batches(keras.utils.PyDataset):
+    """Batches of a rank."""
+
+    def __init__(self, x, y, **options):
+        super().__init__(**options)
+        self._x = x
+        self._y = y
+
+    def __len__(self):
+        return len(self._x) // BATCH
+
+    def __getitem__(self, index):
+        part = slice(index * BATCH, (index + 1) * BATCH)
+        return self._x[part], self._y[part]
+
+
+class Note(keras.callbacks.Callback):
+    """Keeps the logs of epochs, and calls a function before a batch.
+
+    Attributes:
+      epochs: logs of each epoch, by its number.
+    """
+
+    def __init__(self, at=0, action=None):
+        super().__init__()
+        self.epochs = {}
+        self._at = at
+        self._action = action
+        self._count = 0
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self._count += 1
+        if self._count == self._at:
+            self._action()
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.epochs[epoch] = {name: float(value) for name, value in logs.items()}
+
+
+def compiled(kind):
+    """Returns a model with statistics and random numbers of each rank."""
+    keras.utils.set_random_seed(7)
+    model = keras.Sequential(
+        [
+            keras.Input((6,)),
+            keras.layers.Dense(8),
+            keras.layers.BatchNormalization(),
+            keras.layers.ReLU(),
+            keras.layers.Dropout(0.3),
+            keras.layers.Dense(1),
+        ]
+    )
+    optimizer = hi.DistributedOptimizer(
+        hi.optimizers.SGD(0.05),
+        schedule=hi.schedules.cosine(0.05, EPOCHS),
+        gradient_accumulation_steps=3 if kind == "accumulation" else None,
+    )
+    model.compile(
+        optimizer,
+        keras.losses.BinaryCrossentropy(from_logits=True),
+        metrics=["accuracy", keras.metrics.AUC(from_logits=True, name="auc")],
+        steps_per_execution=2 if kind == "executions" else 1,
+    )
+    return model
+
+
+def arrays():
+    """Returns the examples of all ranks."""
+    x = np.random.default_rng(0).normal(size=(EXAMPLES, 6)).astype(np.float32)
+    return x, (x.sum(axis=1, keepdims=True) > 0).astype(np.float32)
+
+
+def fit(kind, folder, at=0, action=None, epochs=EPOCHS, **options):
+    """Trains; returns the values of all variables by number, and the logs of epochs.
+
+    Args:
+      kind: one of `KINDS`, or "tf.data".
+      folder: directory of the checkpoints.
+      at: number of the batch before which `action` is called.
+      action: function without arguments.
+      epochs: number of epochs.
+      **options: of `Checkpoint`.
+    """
+    model = compiled(kind)
+    x, y = hi.data.shard(arrays(), hi.rank(), hi.size())
+    callbacks = hi.callbacks.default_callbacks()
+    arguments = {"x": x, "y": y, "batch_size": BATCH}
+    if kind == "unshuffled":
+        arguments["shuffle"] = False
+    elif kind in ("pydataset", "workers"):
+        workers = {"workers": 2} if kind == "workers" else {}
+        arguments = {"x": Batches(x, y, **workers)}
+    elif kind == "order":
+        x, y = arrays()
+        sampler = hi.order.ExactBatchSampler(
+            EXAMPLES, BATCH, seed=1, rank=hi.rank(), size=hi.size()
+        )
+        dataset = hi.order.keras_dataset(sampler, lambda indices: (x[indices], y[indices]))
+        arguments = {"x": dataset, "shuffle": False}
+        callbacks.append(dataset.counter)
+        options["order"] = sampler
+    elif kind == "tf.data":
+        arguments = {"x": tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)}
+    note = Note(at, action)
+    callbacks += [note, hi.callbacks.Checkpoint(folder, **options)]
+    model.fit(**arguments, epochs=epochs, verbose=0, callbacks=callbacks)
+    values = [variable.numpy() for variable in (*model.variables, *model.optimizer.variables)]
+    return values, note.epochs
+
+
+def send_signal():
+    """Sends this process the signal of the environment, and lets its thread handle it."""
+    os.kill(os.getpid(), getattr(signal, os.environ["SIGNAL"]))
+    time.sleep(0.3)
+
+
+def main():
+    """Trains with the arguments of the command line."""
+    kind, folder = sys.argv[1:]
+    hi.init()
+    at = int(os.environ.get("AT", "0"))
+    is_last = hi.rank() == hi.size() - 1
+    every_seconds = float(os.environ.get("EVERY", "600"))
+    checkpoints = pathlib.Path(folder) / "checkpoints"
+    values, epochs = fit(
+        kind, checkpoints, at if is_last else 0, send_signal, every_seconds=every_seconds
+    )
+    if hi.rank() == 0:
+        np.savez(pathlib.Path(folder) / "final.npz", *values)
+        for epoch, logs in epochs.items():
+            print(f"epoch {epoch}: {sorted(logs.items())}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""A `fit` with `Checkpoint` that is preempted or killed inside an epoch continues exactly."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from hybrid_imagenet.errors import EXIT_PREEMPTED, UserError
+from hybrid_imagenet.resilience.stop_signals import REQUESTS
+from tests.library import preempted
+from tests.ranks import ROOT, environment
+
+RUN = [sys.executable, "-m", "hybrid_imagenet", "run", "-np", "2"]
+BATCHES = preempted.EXAMPLES // preempted.BATCH
+
+
+def ask_to_stop():
+    REQUESTS.stop = True
+
+
+def fit_preempted(kind, folder, at, **options):
+    """Trains until a request to stop before a batch; the process would exit with code 75."""
+    with pytest.raises(SystemExit) as exit_code:
+        preempted.fit(kind, folder, at, ask_to_stop, **options)
+    assert exit_code.value.code == EXIT_PREEMPTED
+    REQUESTS.end()
+
+
+def assert_equal(ours, expected):
+    """Compares variables, and the logs of the epochs that both have recorded."""
+    for value, other in zip(ours[0], expected[0], strict=True):
+        np.testing.assert_array_equal(value, other)
+    assert ours[1] == {epoch: expected[1][epoch] for epoch in ours[1]}
+
+
+@pytest.mark.parametrize("kind", preempted.KINDS)
+def test_preempted_fit_continues_with_the_next_batch(kind, tmp_path, capsys):
+    # With `steps_per_execution=2`, callbacks count pairs of batches.
+    middle = BATCHES // 4 if kind == "executions" else BATCHES // 2
+    whole = preempted.fit(kind, tmp_path / "whole")
+    fit_preempted(kind, tmp_path / "again", middle)
+    fit_preempted(kind, tmp_path / "again", 2 * middle)
+    again = preempted.fit(kind, tmp_path / "again")
+    assert_equal(again, whole)
+    assert list(again[1]) == [1, 2]
+    assert "within epoch 2" in capsys.readouterr().err
+
+
+def test_preempted_fit_on_a_last_batch_saves_after_the_epoch(tmp_path):
+    whole = preempted.fit("arrays", tmp_path / "whole")
+    fit_preempted("arrays", tmp_path / "again", BATCHES, every_epochs=3)
+    again = preempted.fit("arrays", tmp_path / "again", every_epochs=3)
+    assert_equal(again, whole)
+    assert list(again[1]) == [1, 2]
+
+
+def test_checkpoints_by_time_do_not_change_the_result(tmp_path):
+    whole = preempted.fit("arrays", tmp_path / "whole")
+    often = preempted.fit("arrays", tmp_path / "often", every_seconds=1e-9, keep=100)
+    assert_equal(often, whole)
+    assert len(list((tmp_path / "often").glob("step-*.npz"))) == preempted.EPOCHS * BATCHES
+
+
+def test_data_without_a_known_order_begin_the_epoch_again_with_a_line(tmp_path, capsys):
+    whole = preempted.fit("tf.data", tmp_path / "whole")
+    fit_preempted("tf.data", tmp_path / "again", 10)
+    preempted.fit("tf.data", tmp_path / "again")
+    assert (
+        "epoch 1 begins again, because the order of its data is not known (see skip_batches): its"
+        " first 10 batches are trained a second time" in capsys.readouterr().err
+    )
+    fit_preempted("tf.data", tmp_path / "skipped", 10)
+    skipped = preempted.fit("tf.data", tmp_path / "skipped", skip_batches=True)
+    assert_equal(skipped, whole)
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan")])
+def test_every_seconds_that_is_not_positive_is_rejected(seconds, tmp_path):
+    with pytest.raises(UserError, match=r"every_seconds=\S+ must be more than 0, or None"):
+        preempted.hi.callbacks.Checkpoint(tmp_path, every_seconds=seconds)
+
+
+def job(kind, folder, **variables):
+    """Runs a job of two ranks to its end."""
+    folder.mkdir(exist_ok=True)
+    return subprocess.run(
+        [*RUN, "-m", "tests.library.preempted", kind, str(folder)],
+        env=environment() | {name: str(value) for name, value in variables.items()},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def final(folder):
+    with np.load(folder / "final.npz") as values:
+        return [values[name] for name in values.files]
+
+
+def assert_continues(kind, folder, whole, *moments):
+    """Preempts or kills a job at each (signal, batch) and compares its end with that of `whole`."""
+    for name, batch in moments:
+        done = job(kind, folder, SIGNAL=name, AT=batch, EVERY=0.01)
+        if name == "SIGKILL":
+            assert done.returncode not in (0, EXIT_PREEMPTED), done.stderr
+        else:
+            assert done.returncode == EXIT_PREEMPTED, done.stderr
+            assert "Start the same command again" in done.stderr
+    done = job(kind, folder)
+    assert done.returncode == 0, done.stderr
+    for ours, expected in zip(final(folder), final(whole), strict=True):
+        np.testing.assert_array_equal(ours, expected)
+
+
+@pytest.mark.parametrize("kind", ["arrays", "order"])
+def test_job_of_two_ranks_continues_after_a_signal_to_one_and_a_kill(kind, tmp_path):
+    done = job(kind, tmp_path / "whole")
+    assert done.returncode == 0, done.stderr
+    moments = [("SIGTERM", 5), ("SIGKILL", 8), ("SIGUSR1", 6)]
+    assert_continues(kind, tmp_path / "again", tmp_path / "whole", *moments)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["arrays", "pydataset", "order"])
+def test_job_of_two_ranks_continues_at_twenty_random_moments(kind, tmp_path):
+    done = job(kind, tmp_path / "whole")
+    assert done.returncode == 0, done.stderr
+    random = np.random.default_rng(len(kind))
+    for number in range(20):
+        name = ("SIGKILL", "SIGTERM")[number % 2]
+        batch = int(random.integers(1, preempted.EPOCHS * BATCHES // 2))
+        assert_continues(kind, tmp_path / f"again{number}", tmp_path / "whole", (name, batch))
