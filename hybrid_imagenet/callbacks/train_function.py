@@ -22,7 +22,8 @@ import tensorflow as tf
 from hybrid_imagenet.comm import process
 from hybrid_imagenet.comm.request_sum import RequestSum
 from hybrid_imagenet.library import compiled_model, synchronized_batch_norm
-from hybrid_imagenet.optimizers.distributed import DistributedOptimizer, MicroBatchUse
+from hybrid_imagenet.optimizers.accumulation import MicroBatchCounter, MicroBatchUse
+from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.resilience.step_requests import NUM_REQUESTS
 
 _log = logging.getLogger(__name__)
@@ -57,17 +58,16 @@ class TrainFunction(keras.callbacks.Callback):
                 _warn_of_step_without_xla()
                 _set_train_function(model, model.train_step)
         elif isinstance(optimizer, DistributedOptimizer):
-            # The host counts micro-batches, so that it can choose the function of each.
-            host_chooses = (
-                optimizer.accumulation_steps is not None and model.steps_per_execution == 1
-            )
-            if not (model.jit_compile or host_chooses):
+            # The host counts micro-batches, so that it can choose the function of each. A function
+            # of several steps needs a branch.
+            counter = optimizer.micro_batches if model.steps_per_execution == 1 else None
+            if not (model.jit_compile or counter is not None):
                 return
             step = model.train_step
             if model.jit_compile:
                 step = split_step(step, optimizer)
-            if host_chooses:
-                _set_host_chosen_functions(model, step, optimizer)
+            if counter is not None:
+                _set_host_chosen_functions(model, step, counter)
             else:
                 _set_train_function(model, step)
 
@@ -110,11 +110,11 @@ def split_step(step: Step, optimizer: DistributedOptimizer) -> Step:
     return train_step
 
 
-def step_for(micro_batch: MicroBatchUse, step: Step, optimizer: DistributedOptimizer) -> Step:
+def step_for(micro_batch: MicroBatchUse, step: Step, counter: MicroBatchCounter) -> Step:
     """Returns a training step that is traced for one kind of micro-batch."""
 
     def train_step(data: Any) -> Any:
-        with optimizer.traced_for(micro_batch):
+        with counter.traced_for(micro_batch):
             return step(data)
 
     return train_step
@@ -126,20 +126,18 @@ def _set_train_function(model: keras.Model, step: Step) -> None:
     model.train_function.made_by_hybrid_imagenet = True
 
 
-def _set_host_chosen_functions(
-    model: keras.Model, step: Step, optimizer: DistributedOptimizer
-) -> None:
+def _set_host_chosen_functions(model: keras.Model, step: Step, counter: MicroBatchCounter) -> None:
     """Sets a training function in which the host chooses between two traced functions."""
-    add = _keras_function(model, step_for(MicroBatchUse.ADD, step, optimizer))
-    update = _keras_function(model, step_for(MicroBatchUse.UPDATE, step, optimizer))
+    add = _keras_function(model, step_for(MicroBatchUse.ADD, step, counter))
+    update = _keras_function(model, step_for(MicroBatchUse.UPDATE, step, counter))
     # Micro-batches so far, as in the optimizer's counter; None until it is read.
     count: int | None = None
 
     def train_function(iterator: Any) -> Any:
         nonlocal count
         if count is None:
-            count = optimizer.micro_batches()
-        is_last = (count + 1) % optimizer.accumulation_steps == 0
+            count = counter.read()
+        is_last = (count + 1) % counter.steps == 0
         logs = (update if is_last else add)(iterator)
         # At the end of the data, the call above raises an exception, and nothing is counted.
         count += 1

@@ -1,8 +1,10 @@
-"""Sums of the gradients of micro-batches between two updates."""
+"""Accumulates the gradients of micro-batches between two updates."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import enum
+from collections.abc import Callable, Iterator, Sequence
 
 import keras
 import tensorflow as tf
@@ -47,8 +49,8 @@ class GradientAccumulator:
         """Returns the mean over micro-batches, whose last one has these gradients.
 
         Args:
-          gradients: of the last micro-batch.
-          micro_batches: number of micro-batches of the update, this one included.
+          gradients: Gradients of the last micro-batch.
+          micro_batches: Number of micro-batches of the update, this one included.
         """
         means = []
         for i, gradient in enumerate(gradients):
@@ -66,3 +68,58 @@ class GradientAccumulator:
         """Sets the sums to zero, after an update."""
         for total in self.sums:
             total.value.assign(tf.zeros_like(total.value))
+
+
+class MicroBatchUse(enum.Enum):
+    """How the gradients of a micro-batch are used, if they are accumulated."""
+
+    ADD = "add to the sums"
+    UPDATE = "update"
+
+
+class MicroBatchCounter:
+    """Counts micro-batches, and chooses between adding their gradients and updating.
+
+    Attributes:
+      steps: Number of micro-batches per update.
+      count: Number of micro-batches so far, int64, the same on all ranks.
+    """
+
+    def __init__(self, steps: int) -> None:
+        """Starts at 0."""
+        self.steps = steps
+        self.count = keras.Variable(0, dtype="int64", trainable=False, name="micro_batches")
+        # The kind of micro-batch that is traced now; None for all kinds.
+        self._traced_for: MicroBatchUse | None = None
+
+    def read(self) -> int:
+        """Returns the number of micro-batches so far; waits for a GPU."""
+        return int(self.count.numpy())
+
+    @contextlib.contextmanager
+    def traced_for(self, micro_batch: MicroBatchUse) -> Iterator[None]:
+        """Makes steps that are traced in this context right for one kind of micro-batch only."""
+        before = self._traced_for
+        self._traced_for = micro_batch
+        try:
+            yield
+        finally:
+            self._traced_for = before
+
+    def choose(self, add: Callable[[], None], update: Callable[[], None]) -> None:
+        """Counts a micro-batch; calls `update` for the last one of an update and `add` for others.
+
+        Inside `traced_for` the kind of micro-batch is known when the graph is built. Without it
+        there is a branch in the graph. The counter is the same on all ranks, so all take the same
+        branch. On a GPU the host waits for the counter at every micro-batch. `fit` and the program
+        choose on the host instead; a custom loop cannot, because one function of the user's serves
+        all micro-batches.
+        """
+        count = self.count.value + 1
+        self.count.value.assign(count)
+        if self._traced_for is MicroBatchUse.ADD:
+            add()
+        elif self._traced_for is MicroBatchUse.UPDATE:
+            update()
+        else:
+            tf.cond(tf.equal(count % self.steps, 0), update, add)

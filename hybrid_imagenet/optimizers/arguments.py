@@ -15,7 +15,9 @@ import keras
 
 from hybrid_imagenet import private_api
 from hybrid_imagenet.comm.settings import ALGORITHMS, WIRE_DTYPES, CommunicationSettings
-from hybrid_imagenet.errors import UserError, did_you_mean
+from hybrid_imagenet.errors import SharedError, UserError, did_you_mean
+from hybrid_imagenet.optimizers.average import WeightAverage
+from hybrid_imagenet.optimizers.grouped import GroupedOptimizer
 from hybrid_imagenet.optimizers.loss_scale import LossScale
 from hybrid_imagenet.optimizers.precision import AUTO
 
@@ -68,8 +70,6 @@ _REMEDIES = {
     "dynamic_growth_steps": "Use loss_scale, which is auto, dynamic or a number",
     "loss_scale_factor": "Use loss_scale, which is auto, dynamic or a number",
     "dynamic": "Use loss_scale, which is auto, dynamic or a number",
-    "inner_optimizer": "Pass the optimizer as the first argument",
-    "optimizer": "Pass the optimizer as the first argument",
     "engine": "Set the environment variable HYBRID_IMAGENET_ENGINE, because hi.init() needs it",
 }
 
@@ -132,8 +132,15 @@ def communication_settings(allreduce: str, options: Mapping[str, Any]) -> Commun
         raise UserError(str(error)) from None
 
 
-def check_inner(inner: Any) -> None:
-    """Raises UserError for an inner optimizer that cannot be wrapped."""
+def inner_optimizer(inner: Any) -> keras.optimizers.Optimizer:
+    """Returns the inner optimizer, which is passed as such or by its name in Keras.
+
+    Raises:
+      UserError: if it cannot be wrapped.
+      ValueError: for a name that is not an optimizer of Keras.
+    """
+    if isinstance(inner, str):
+        inner = keras.optimizers.get(inner)
     if not isinstance(inner, keras.optimizers.Optimizer):
         raise UserError(
             f"inner={inner!r} is not an optimizer. Pass an optimizer of Keras or of"
@@ -151,6 +158,17 @@ def check_inner(inner: Any) -> None:
         )
     if inner.built:
         raise UserError(f"inner={inner.name} has been used already. Pass a new optimizer.")
+    return inner
+
+
+def check_average(average: WeightAverage | None, inner: keras.optimizers.Optimizer) -> None:
+    """Raises SharedError for an average of the weights of an optimizer of Keras."""
+    if average is not None and not isinstance(inner, GroupedOptimizer):
+        raise SharedError(
+            f"average= is for the optimizers of this package, and {type(inner).__name__} is one"
+            " of Keras. Pass use_ema=True to that optimizer, and"
+            " keras.callbacks.SwapEMAWeights() to fit."
+        )
 
 
 def check_schedule(schedule: Any) -> None:
@@ -162,13 +180,23 @@ def check_schedule(schedule: Any) -> None:
         )
 
 
-def check_accumulation(steps: Any) -> None:
-    """Raises UserError for a number of micro-batches that is not at least 2."""
+def accumulation_steps(steps: int | None, inner: keras.optimizers.Optimizer) -> int | None:
+    """Returns the number of micro-batches per update, or None for one batch per update.
+
+    Args:
+      steps: Argument of `DistributedOptimizer`; None for that of the inner optimizer.
+      inner: Inner optimizer, which may have an argument of this name.
+
+    Raises:
+      UserError: For a number that is not at least 2.
+    """
+    steps = steps or inner.gradient_accumulation_steps
     if steps is not None and (not isinstance(steps, int) or steps < 2):
         raise UserError(
             f"gradient_accumulation_steps={steps} is not supported. Use a whole number of at least"
             " 2, or omit it."
         )
+    return steps
 
 
 def check_loss_scale(value: Any) -> None:

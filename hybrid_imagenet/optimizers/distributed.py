@@ -1,13 +1,15 @@
-"""The optimizer that averages gradients over ranks, for the program, `fit` and custom loops."""
+"""The optimizer that averages gradients over ranks, for the program, `fit` and custom loops.
+
+`DistributedOptimizer` shows a step from top to bottom: `scale_loss`, `apply`, `reduce` and
+`update_if_finite`. What Keras asks of an optimizer besides is in `keras_protocol`.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import enum
 import logging
 import types
-import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -16,86 +18,27 @@ import tensorflow as tf
 
 from hybrid_imagenet import private_api
 from hybrid_imagenet.comm import Communicator, process
-from hybrid_imagenet.comm.agreement import check_agreement, digest
-from hybrid_imagenet.errors import SharedError, UserError, check_format
+from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.optimizers import arguments
-from hybrid_imagenet.optimizers.accumulation import GradientAccumulator
 from hybrid_imagenet.optimizers.average import WeightAverage
-from hybrid_imagenet.optimizers.executor import UpdateExecutor
-from hybrid_imagenet.optimizers.grouped import (
-    GroupedOptimizer,
-    check_known,
-    check_not_float8,
-    paths_without_gradient,
-    require_gradients,
-)
-from hybrid_imagenet.optimizers.keras_executor import KerasExecutor
-from hybrid_imagenet.optimizers.kinds import ParameterKind, classify, classify_by_rank
+from hybrid_imagenet.optimizers.first_step_check import check_ranks_agree
+from hybrid_imagenet.optimizers.grouped import paths_without_gradient, require_gradients
+from hybrid_imagenet.optimizers.keras_protocol import KerasProtocol
 from hybrid_imagenet.optimizers.layout import Packed
 from hybrid_imagenet.optimizers.loss_scale import LossScale
-from hybrid_imagenet.optimizers.precision import AUTO, choose, computes_in_float16
+from hybrid_imagenet.optimizers.loss_scaling_origin import LossScalingOrigin
+from hybrid_imagenet.optimizers.precision import AUTO
 from hybrid_imagenet.optimizers.reducer import GradientReducer
-from hybrid_imagenet.order.same_order import check_same_order
 from hybrid_imagenet.schedules import training_schedule
-
-FORMAT = 1
-"""Number of the form in which Keras saves a `DistributedOptimizer`.
-
-Increase it whenever the configuration or the saved variables change.
-"""
 
 UPDATE_SCOPE = "optimizer_update"
 """The name under which a profile shows the operations of an update."""
 
-_BROADCAST_REMEDY = (
-    "pass callbacks=hybrid_imagenet.callbacks.default_callbacks() to fit, or call"
-    " hybrid_imagenet.broadcast_model(model), once the model has all its weights; pass callbacks"
-    " that change the learning rate to fit on every rank"
-)
-# The weights may also be equal because every rank has read the same file. Then this is true as
-# well, because only the broadcast gives each rank its own random numbers.
-_NO_BROADCAST = (
-    "the weights of all ranks are equal at the first step, but no rank has sent them to the others."
-    " If they are equal only because of equal seeds, another order of calls makes them differ, and"
-    " layers such as dropout may draw the same numbers on every rank. Call"
-    " hybrid_imagenet.broadcast_model(model) on every rank before the first step, or pass"
-    " callbacks=hybrid_imagenet.callbacks.default_callbacks() to fit"
-)
-
 _log = logging.getLogger(__name__)
 
 
-class MicroBatchUse(enum.Enum):
-    """How the gradients of a micro-batch are used, if they are accumulated."""
-
-    ADD = "add to the sums"
-    UPDATE = "update"
-
-
-def _inner_argument(name: str) -> property:
-    """Returns a property that reads and sets an argument of the inner optimizer, which uses it."""
-
-    def read(self: DistributedOptimizer) -> Any:
-        return getattr(self.inner, name, None)
-
-    def write(self: DistributedOptimizer, value: Any) -> None:
-        # Keras's constructor sets a value before there is an inner optimizer.
-        inner = vars(self).get("inner")
-        if inner is None:
-            return
-        is_unused = isinstance(inner, GroupedOptimizer) and name != "global_clipnorm"
-        if is_unused and value != getattr(inner, name, None):
-            raise UserError(
-                f"{name} of {type(inner).__name__} cannot be set afterwards. Pass weight_decay or"
-                " global_clipnorm to its constructor."
-            )
-        setattr(inner, name, value)
-
-    return property(read, write)
-
-
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
-class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
+class DistributedOptimizer(KerasProtocol):
     """Averages gradients over ranks and lets an optimizer update the weights.
 
     It works in `model.compile` and in custom training loops. Pass the same arguments on every rank.
@@ -121,18 +64,13 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
     changes neither weights nor slots; the loss scale and its counters follow, the sums of
     accumulation are reset, and `grad_norm` is not finite.
 
-    It subclasses LossScaleOptimizer only so that Keras does not wrap it again: `compile` wraps
-    every other optimizer of a mixed_float16 model, which would scale the loss a second time and
-    call `apply` in a branch that each rank takes by its own gradients. All behavior is overridden.
-
     Example:
       optimizer = hi.DistributedOptimizer(keras.optimizers.AdamW(1e-3))
       model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
 
     Args:
-      inner: the optimizer, required: one of `hybrid_imagenet.optimizers` or of
-        `keras.optimizers`, new and without a loss scale; or the name of one of Keras's
-        (default: None, an error).
+      inner: the optimizer: one of `hybrid_imagenet.optimizers` or of `keras.optimizers`, new and
+        without a loss scale; or the name of one of Keras's.
       compression: type in which gradients are sent: "fp16", "bf16", "none" (FP32), or "auto", which
         is "fp16" for a model that computes in FP16 and "none" for others (default: "auto").
       allreduce: algorithm that sums gradients: "ring", "torus", "hierarchical", "masters" or
@@ -166,17 +104,9 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
       Lu et al. §2.2; Micikevicius et al., arXiv 1710.03740, for the loss scale.
     """
 
-    # `use_ema` is not here: the base class would keep a second average if the wrapper had it too.
-    clipnorm = _inner_argument("clipnorm")
-    global_clipnorm = _inner_argument("global_clipnorm")
-    clipvalue = _inner_argument("clipvalue")
-    weight_decay = _inner_argument("weight_decay")
-    ema_momentum = _inner_argument("ema_momentum")
-    ema_overwrite_frequency = _inner_argument("ema_overwrite_frequency")
-
     def __init__(
         self,
-        inner: Any = None,
+        inner: Any,
         *,
         compression: str = AUTO,
         allreduce: str = "ring",
@@ -192,248 +122,35 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         arguments.check_compression(compression)
         arguments.check_loss_scale(loss_scale)
         settings = arguments.communication_settings(allreduce, communication)
-        if isinstance(inner, str):
-            inner = keras.optimizers.get(inner)
-        arguments.check_inner(inner)
-        if average is not None and not isinstance(inner, GroupedOptimizer):
-            raise SharedError(
-                f"average= is for the optimizers of this package, and {type(inner).__name__} is one"
-                " of Keras. Pass use_ema=True to that optimizer, and"
-                " keras.callbacks.SwapEMAWeights() to fit."
-            )
+        inner = arguments.inner_optimizer(inner)
+        arguments.check_average(average, inner)
         arguments.check_schedule(schedule)
-        accumulation_steps = gradient_accumulation_steps or inner.gradient_accumulation_steps
-        arguments.check_accumulation(accumulation_steps)
-        inner.gradient_accumulation_steps = None
-        super().__init__(inner, name=name)
-        self.inner: Any = inner
-        self.loss_scale = loss_scale if isinstance(loss_scale, LossScale) else LossScale()
-        self.grad_norm = keras.Variable(0.0, dtype="float32", trainable=False, name="grad_norm")
-        self.average = average
-        self.schedule = schedule
-        if communicator is None and isinstance(inner, GroupedOptimizer) and schedule is not None:
-            # The program passes the peak to the optimizer itself.
-            inner.set_scheduled_peak(getattr(schedule, "peak", None))
-        # Whether a callback sets the values of the schedule, and those of the last step.
-        self.schedule_is_applied = False
-        self.schedule_values: dict[str, float] = {}
+        super().__init__(
+            inner,
+            compression=compression,
+            loss_scale=loss_scale,
+            communication={"allreduce": allreduce, **communication},
+            schedule=schedule,
+            accumulation_steps=arguments.accumulation_steps(gradient_accumulation_steps, inner),
+            name=name,
+            communicator=communicator,
+            average=average,
+            packed=packed,
+        )
         self.settings = settings
-        self.accumulator = GradientAccumulator()
-        self.accumulation_steps = accumulation_steps
-        if accumulation_steps is not None:
-            self._micro_batches = keras.Variable(
-                0, dtype="int64", trainable=False, name="micro_batches"
-            )
-        # A LossScale that the caller made stays as it is.
-        self._chooses_loss_scale = not isinstance(loss_scale, LossScale)
-        self._arguments = {
-            "compression": compression,
-            "allreduce": allreduce,
-            "loss_scale": loss_scale,
-            **communication,
-        }
-        # Name of the dtype in which gradients are sent; None before it is chosen.
-        self._wire_dtype: str | None = None
-        self._communicator = communicator
         self._reducer: GradientReducer | None = None
-        self._packed = packed
-        self._executor: UpdateExecutor | KerasExecutor | None = None  # made by `build`
-        # Whether `scale_loss` was called since the last `apply`, and whether that was in a graph.
-        self._loss_was_scaled = False
-        self._scaled_in_graph = False
+        self._scaling_origin = LossScalingOrigin()
         # Receives the gradients inside `defer_update`; None outside it.
         self._deferred: types.SimpleNamespace | None = None
-        # The kind of micro-batch that is traced now, see `traced_for`; None for all kinds.
-        self._traced_for: MicroBatchUse | None = None
         # The program passes its own communicator, and compares the ranks itself.
         self._ranks_were_compared = communicator is not None
         self._warned_of_sparse_gradients = False
-        # Keras variables by id of the tf.Variable with which they share their value.
-        self._keras_variables: dict[int, keras.Variable] = {}
-        self._model: weakref.ref[keras.Model] | None = None
-        self._kinds: dict[int, ParameterKind] = {}  # by id of the variable
         if communicator is None and process.is_initialized():
             process.set_default_settings(settings)
 
-    # Building and state
+    # A step, from top to bottom. AutoGraph converts what a tf.function of the user calls. It does
+    # not know super(), and there is nothing to convert here.
 
-    def attach(self, model: keras.Model) -> None:
-        """Remembers the model, and finds the kinds of its trainable variables by their layers.
-
-        `build` looks again, because the first step of a model may make more variables.
-        """
-        self._model = weakref.ref(model)
-        if self._wire_dtype is not None:
-            # `load_model` builds the optimizer before it knows the model.
-            self._choose_precision()
-        if isinstance(self.inner, GroupedOptimizer) and not self.inner.kinds:
-            kinds = zip(model.trainable_variables, classify(model), strict=True)
-            self._kinds |= {id(variable): kind for variable, kind in kinds}
-
-    def build(self, variables: Sequence[keras.Variable]) -> None:
-        """Creates the state: the inner optimizer's and, for accumulation, sums of gradients."""
-        if self.built:
-            return
-        variables = self._as_keras_variables(variables)
-        check_not_float8(variables)
-        with tf.init_scope():  # the first `apply` may be in a graph
-            self._set_kinds(variables)
-            self.inner.build(list(variables))
-            if isinstance(self.inner, GroupedOptimizer):
-                self._executor = self.inner.make_executor(
-                    self.loss_scale, self.average, packed=self._packed
-                )
-            else:
-                self._executor = KerasExecutor(self.inner, self.loss_scale, variables)
-            if self.average is not None:
-                self.average.build(variables)
-            # Square sums of the last step's gradients, which show the layers that are not finite.
-            # They are not saved.
-            self.square_sums = tf.Variable(
-                tf.zeros([len(variables)]), trainable=False, name="square_sums"
-            )
-            keras.optimizers.Optimizer.build(self, list(variables))
-            if self.accumulation_steps is not None:
-                self.accumulator.build(variables)
-            if self._wire_dtype is None:
-                self._choose_precision()
-
-    def _choose_precision(self) -> None:
-        """Chooses how gradients are sent and scaled, by what is known of the model."""
-        model = self._model() if self._model is not None else None
-        if model is None:
-            is_float16 = keras.config.dtype_policy().compute_dtype == "float16"
-        else:
-            variables = private_api.trainable_variables(self) if self.built else ()
-            is_float16 = computes_in_float16(model, variables)
-        precision = choose(
-            self._arguments["compression"],
-            self._arguments["loss_scale"] if self._chooses_loss_scale else 1,
-            computes_in_float16=is_float16,
-            num_ranks=self._num_ranks(),
-        )
-        self._wire_dtype = precision.wire_dtype
-        if self._reducer is not None:
-            self._reducer.wire_dtype = precision.wire_dtype
-        if self._chooses_loss_scale:
-            with tf.init_scope():  # the first step may be traced now
-                self.loss_scale.configure(
-                    precision.initial_scale, dynamic=precision.is_scale_dynamic
-                )
-
-    def _num_ranks(self) -> int:
-        """Returns the number of ranks; 1 for an optimizer that was made before `hi.init()`."""
-        if self._communicator is not None:
-            return self._communicator.size
-        return process.size() if process.is_initialized() else 1
-
-    def _set_kinds(self, variables: Sequence[keras.Variable]) -> None:
-        """Sets the kinds of the variables of the model that was attached, if there is one."""
-        model = self._model() if self._model is not None else None
-        has_kinds = not isinstance(self.inner, GroupedOptimizer) or self.inner.kinds
-        if model is None or has_kinds:
-            return
-        self.attach(model)
-        unknown = [v for v in variables if id(v) not in self._kinds]
-        for variable, kind in zip(unknown, classify_by_rank(unknown), strict=True):
-            self._kinds[id(variable)] = kind
-        self.inner.set_kinds([self._kinds[id(v)] for v in variables])
-
-    def _as_keras_variables(self, variables: Sequence[Any]) -> list[keras.Variable]:
-        """Returns the variables, with a Keras variable for each tf.Variable of a custom loop."""
-        for variable in variables:
-            if isinstance(variable, tf.Variable) and id(variable) not in self._keras_variables:
-                with tf.init_scope():
-                    shared = private_api.wrap_tf_variable(variable)
-                    self._keras_variables[id(variable)] = shared
-        return [self._keras_variables.get(id(variable), variable) for variable in variables]
-
-    @property
-    def variables(self) -> list[keras.Variable]:
-        """All state to save, that of the inner optimizer first."""
-        has_ratios = isinstance(self.inner, GroupedOptimizer) and self.inner.built
-        ratios = [self.inner.trust_ratios] if has_ratios else []
-        return [
-            *self.inner.variables,
-            *self.loss_scale.variables,
-            self.grad_norm,
-            *ratios,
-            *self._accumulation_variables(),
-        ]
-
-    def _accumulation_variables(self) -> list[keras.Variable]:
-        if self.accumulation_steps is None:
-            return []
-        if not self.built:
-            return [self._micro_batches]
-        return [self._micro_batches, *self.accumulator.sums]
-
-    def _own_variables(self) -> list[keras.Variable]:
-        """Returns the state without the inner optimizer's, which Keras saves by itself."""
-        return [*self.loss_scale.variables, self.grad_norm, *self._accumulation_variables()]
-
-    def set_weights(self, weights: Sequence[Any]) -> None:
-        """Sets all state from the `variables` of another optimizer, or from their values.
-
-        Raises:
-          ValueError: before `build`, or if the state belongs to another kind of optimizer or model.
-        """
-        if not self.built:
-            raise ValueError(
-                "set_weights needs the state that it replaces: call build(trainable_variables)"
-                " before it"
-            )
-        shapes = [tuple(v.shape) for v in self.variables]
-        new_shapes = [tuple(weight.shape) for weight in weights]
-        if new_shapes != shapes:
-            raise ValueError(
-                f"set_weights got {len(new_shapes)} values that do not fit the {len(shapes)}"
-                " variables of this optimizer: pass the variables of an optimizer of the same kind,"
-                " built on the same model"
-            )
-        for variable, weight in zip(self.variables, weights, strict=True):
-            variable.assign(weight)
-
-    @property
-    def iterations(self) -> keras.Variable:
-        """Updates applied so far; skipped steps do not count."""
-        return self.inner.iterations
-
-    @property
-    def learning_rate(self) -> Any:
-        return self.inner.learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, value: Any) -> None:
-        self.inner.learning_rate = value
-
-    def connect(self) -> None:
-        """Connects the ranks and makes the reducer, outside the first step.
-
-        The reducer has a variable, and a variable that is made while a step is traced makes
-        TensorFlow trace the step again. Every rank calls it.
-        """
-        _ = self.reducer
-
-    @property
-    def reducer(self) -> GradientReducer:
-        """Averages the gradients over ranks, which are connected when it is first used.
-
-        An optimizer that was loaded from a file may never need them.
-        """
-        if self._reducer is None:
-            with tf.init_scope():  # the first step may be traced now
-                if self._communicator is None:
-                    # The optimizer may have been made before `hi.init()`.
-                    process.set_default_settings(self.settings)
-                communicator = self._communicator or process.communicator()
-                self._reducer = GradientReducer(communicator, self._wire_dtype or "float32")
-        return self._reducer
-
-    # A step
-
-    # AutoGraph converts what a tf.function of the user calls. It does not know super(), and there
-    # is nothing to convert here.
     @tf.autograph.experimental.do_not_convert
     def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
         """Returns the loss to differentiate, float32; `apply` takes the gradients of this one.
@@ -446,19 +163,11 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
             update would depend on how many of them each rank has.
         """
         loss = tf.convert_to_tensor(loss)
-        has_several_values = loss.shape.rank and loss.shape.num_elements() != 1
-        if has_several_values and process.is_initialized() and process.size() > 1:
-            raise UserError(
-                f"The loss has the shape {loss.shape}, not one value. Its gradient would be the sum"
-                " over the rank's examples, and the update would change with the number of ranks."
-                ' Use the mean: tf.reduce_mean(loss), or reduction="sum_over_batch_size" of a loss'
-                " of Keras."
-            )
-        self._loss_was_scaled = True
-        self._scaled_in_graph = tf.inside_function()
-        if self._wire_dtype is None and not self._scaled_in_graph:
+        _check_is_one_value(loss)
+        self._scaling_origin.scaled()
+        if self.wire_dtype is None and not tf.inside_function():
             # A graph reads the scale when it runs, which is after `build`.
-            self._choose_precision()
+            self.choose_precision()
         return self.loss_scale.multiply(tf.cast(loss, tf.float32))
 
     @tf.autograph.experimental.do_not_convert
@@ -479,17 +188,9 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
           UserError: if it has no variables, there is a loss scale but the loss was not scaled, the
             ranks differ at the start, or XLA compiles this.
         """
-        if trainable_variables is not None:
-            variables = self._as_keras_variables(trainable_variables)
-            self.build(variables)
-            check_known(private_api.trainable_variables(self), variables)
-        elif not self.built:
-            raise UserError(
-                "optimizer.apply got no variables at its first call. Pass them, or call"
-                " hybrid_imagenet.broadcast_model(model) before."
-            )
-        self._check_gradients(grads)
-        self._check_loss_was_scaled()
+        self.build_for(trainable_variables)
+        _check_all_exist(grads, private_api.trainable_variables(self))
+        self._scaling_origin.check(self.loss_scale)
         gradients = self._dense(grads)
         if self._deferred is not None:
             self._deferred.gradients = gradients
@@ -502,6 +203,57 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
                 " compile(jit_compile=False)."
             )
         self.accumulate_or_update(gradients)
+
+    @tf.autograph.experimental.do_not_convert
+    def accumulate_or_update(self, grads: Sequence[tf.Tensor]) -> None:
+        """Adds to the sums of accumulation, or averages over ranks and updates.
+
+        Args:
+          grads: gradients of the scaled loss, one per trainable variable.
+        """
+        self._check_first_step()
+        if self.micro_batches is None:
+            self.update_if_finite(self.reduce(grads))
+            return
+        steps = self.micro_batches.steps
+
+        def add() -> None:
+            self.accumulator.add(grads)
+
+        def update() -> None:
+            self.update_if_finite(self.reduce(self.accumulator.mean(grads, steps)))
+            self.accumulator.reset()
+
+        self.micro_batches.choose(add, update)
+
+    def reduce(self, grads: Sequence[tf.Tensor]) -> Packed:
+        """Averages gradients of the scaled loss over ranks, after `build`.
+
+        Each gradient is divided by the number of ranks in FP32 and cast to the type in which it is
+        sent. Then the gradients of a bucket are summed over ranks by one all-reduce, which begins
+        as soon as backpropagation has computed them.
+
+        Returns:
+          The means over ranks, still scaled, the same on every rank, in the buckets that were sent.
+        """
+        variables = private_api.trainable_variables(self)
+        require_gradients(grads, variables)
+        return self.reducer.reduce(grads, _unique_names([v.path for v in variables]))
+
+    def update_if_finite(self, reduced: Packed) -> None:
+        """Updates the variables from what `reduce` returned, or skips the step on all ranks.
+
+        The step is skipped if the sum of the squares of all gradients is not finite. All ranks have
+        the same gradients, so they decide the same. The executor divides the gradients by the loss
+        scale and calls the rule of the inner optimizer. It also sets the next loss scale.
+        """
+        with tf.name_scope(UPDATE_SCOPE):
+            assert self.executor is not None, "build comes first"
+            square_sums, norm = self.executor.apply(reduced)
+            self.grad_norm.assign(norm)
+            self.square_sums.assign(square_sums)
+
+    # Before and around a step
 
     @contextlib.contextmanager
     def defer_update(self) -> Iterator[types.SimpleNamespace]:
@@ -517,106 +269,42 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         finally:
             self._deferred = None
 
-    @contextlib.contextmanager
-    def traced_for(self, micro_batch: MicroBatchUse) -> Iterator[None]:
-        """Makes steps that are traced in this context right for one kind of micro-batch only."""
-        before = self._traced_for
-        self._traced_for = micro_batch
-        try:
-            yield
-        finally:
-            self._traced_for = before
+    def connect(self) -> None:
+        """Connects the ranks and makes the reducer, outside the first step.
 
-    def micro_batches(self) -> int:
-        """Returns the number of micro-batches that were accumulated; waits for a GPU."""
-        return int(self._micro_batches.numpy())
-
-    @tf.autograph.experimental.do_not_convert
-    def accumulate_or_update(self, grads: Sequence[tf.Tensor]) -> None:
-        """Adds to the sums of accumulation, or averages over ranks and updates.
-
-        Args:
-          grads: gradients of the scaled loss, one per trainable variable.
+        The reducer has a variable, and a variable that is made while a step is traced makes
+        TensorFlow trace the step again. Every rank calls it.
         """
-        self._compare_ranks()
+        _ = self.reducer
+
+    @property
+    def reducer(self) -> GradientReducer:
+        """Averages the gradients over ranks, which are connected when it is first used.
+
+        An optimizer that was loaded from a file may never need them.
+        """
+        wire_dtype = self.wire_dtype or "float32"
+        if self._reducer is None:
+            with tf.init_scope():  # the first step may be traced now
+                if self._communicator is None:
+                    # The optimizer may have been made before `hi.init()`.
+                    process.set_default_settings(self.settings)
+                communicator = self._communicator or process.communicator()
+                self._reducer = GradientReducer(communicator, wire_dtype)
+        # The type may be chosen again, once the model is known.
+        self._reducer.wire_dtype = wire_dtype
+        return self._reducer
+
+    def _check_first_step(self) -> None:
+        """Compares the ranks, and warns of a schedule without its callback, at the first step."""
+        if not self._ranks_were_compared:
+            self._ranks_were_compared = True
+            with tf.init_scope():
+                check_ranks_agree(self, process.communicator())
         if self.schedule is not None and not self.schedule_is_applied:
             self.schedule_is_applied = True  # warn once
             _log.warning(
                 "%s: its schedule does nothing without default_callbacks() in fit", self.name
-            )
-        if self.accumulation_steps is None:
-            self.update_if_finite(self.reduce(grads))
-            return
-        steps = self.accumulation_steps
-        count = self._micro_batches.value + 1
-        self._micro_batches.value.assign(count)
-
-        def update() -> tf.Tensor:
-            self.update_if_finite(self.reduce(self.accumulator.mean(grads, steps)))
-            self.accumulator.reset()
-            return tf.constant(True)
-
-        def add() -> tf.Tensor:
-            self.accumulator.add(grads)
-            return tf.constant(False)
-
-        if self._traced_for is MicroBatchUse.ADD:
-            add()
-        elif self._traced_for is MicroBatchUse.UPDATE:
-            update()
-        else:
-            # The counter is the same on all ranks, so all take the same branch. On a GPU the host
-            # waits for it at every micro-batch. `fit` and the program choose on the host instead; a
-            # custom loop cannot, because one function of the user's serves all micro-batches.
-            tf.cond(tf.equal(count % steps, 0), update, add)
-
-    def reduce(self, grads: Sequence[tf.Tensor]) -> Packed:
-        """Averages gradients of the scaled loss over ranks, after `build`.
-
-        Returns:
-          The means over ranks, still scaled, the same on every rank, in the buckets that were sent.
-        """
-        variables = private_api.trainable_variables(self)
-        require_gradients(grads, variables)
-        return self.reducer.reduce(grads, _unique_names([v.path for v in variables]))
-
-    def update_if_finite(self, reduced: Packed) -> None:
-        """Updates the variables from what `reduce` returned, or skips the step on all ranks."""
-        with tf.name_scope(UPDATE_SCOPE):
-            assert self._executor is not None, "build comes first"
-            square_sums, norm = self._executor.apply(reduced)
-            self.grad_norm.assign(norm)
-            self.square_sums.assign(square_sums)
-
-    def _check_loss_was_scaled(self) -> None:
-        """Raises UserError if there is a loss scale, but `scale_loss` was not called.
-
-        Other optimizers' scaled losses do not count.
-        """
-        if not (self._loss_was_scaled or self.loss_scale.is_one):
-            raise UserError(
-                "optimizer.apply got gradients of a loss that was not scaled, but they are computed"
-                " or sent in FP16, in which small ones become 0. Differentiate"
-                " optimizer.scale_loss(loss), for each optimizer its own, or use"
-                " DistributedOptimizer(loss_scale=1)."
-            )
-        # If only `scale_loss` is in a graph, its later calls leave no sign here.
-        is_hidden = self._scaled_in_graph and not tf.inside_function()
-        self._loss_was_scaled = self._loss_was_scaled and is_hidden
-
-    def _check_gradients(self, grads: Sequence[Any]) -> None:
-        """Raises ValueError, with the likely cause, if a variable has no gradient."""
-        variables = private_api.trainable_variables(self)
-        missing = paths_without_gradient(grads, variables)
-        if len(missing) == len(grads):
-            raise ValueError(
-                "No variable has a gradient. Compute the loss inside the GradientTape, and"
-                " optimizer.scale_loss(loss) too if you call it."
-            )
-        if missing:
-            raise ValueError(
-                f"There is no gradient for {', '.join(missing)}, because the loss does not use it."
-                " Set trainable=False on its layer."
             )
 
     def _dense(self, grads: Sequence[Any]) -> list[tf.Tensor]:
@@ -635,8 +323,6 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
             dense.append(tf.ensure_shape(tf.convert_to_tensor(grad), variable.shape))
         return dense
 
-    # Agreement between ranks
-
     def average_sums(self, communicator: Communicator) -> None:
         """Replaces the sums of an unfinished accumulation by their mean over ranks.
 
@@ -645,37 +331,11 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         ranks have counted different numbers of micro-batches, because then one of them has restored
         its state.
         """
-        if self.accumulation_steps is None:
+        if self.micro_batches is None:
             return
-        counts = communicator.allgather_object(int(self._micro_batches.numpy()))
-        if len(set(counts)) == 1 and counts[0] % self.accumulation_steps:
+        counts = communicator.allgather_object(self.micro_batches.read())
+        if len(set(counts)) == 1 and counts[0] % self.micro_batches.steps:
             self.accumulator.average_over_ranks(communicator)
-
-    def _compare_ranks(self) -> None:
-        """Compares weights and state over ranks at the first step: a broadcast may be missing."""
-        if self._ranks_were_compared:
-            return
-        self._ranks_were_compared = True
-        with tf.init_scope():
-            communicator = process.communicator()
-            if communicator.size == 1:
-                return
-            check_same_order(communicator)
-            learning_rate = private_api.learning_rate_variable(self.inner)
-            values = {
-                "weights": digest(private_api.trainable_variables(self)),
-                "optimizer state": digest([v for v in self.variables if v is not learning_rate]),
-                # keras.optimizers.MultiOptimizer has none.
-                "learning rate": np.float32(getattr(self, "learning_rate", 0)),
-            }
-            check_agreement(communicator, values, "before the first step", _BROADCAST_REMEDY)
-            # Variables of TensorFlow belong to no model that could be broadcast.
-            has_model = not self._keras_variables
-            if has_model and not communicator.has_broadcast_model and communicator.rank == 0:
-                _log.warning(_NO_BROADCAST)
-            sends_float32 = self._arguments["compression"] == AUTO and self._wire_dtype == "float32"
-            if sends_float32 and len(set(communicator.hosts)) > 1 and communicator.rank == 0:
-                _log.warning('gradients are sent in FP32; compression="fp16" halves them')
 
     # Reports
 
@@ -694,108 +354,32 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         variables = private_api.trainable_variables(self)
         return [v.path for v, finite in zip(variables, is_finite, strict=True) if not finite]
 
-    # Keras's protocol
 
-    def apply_gradients(self, grads_and_vars: Any) -> keras.Variable:
-        """Calls `apply`; returns the number of updates, as optimizers of Keras."""
-        super().apply_gradients(grads_and_vars)
-        return self.iterations
-
-    def finalize_variable_values(self, var_list: Sequence[keras.Variable]) -> None:
-        """Lets the inner optimizer set the final values of the variables."""
-        self.inner.finalize_variable_values(var_list)
-
-    def exclude_from_weight_decay(self, *args: Any, **kwargs: Any) -> None:
-        """Excludes variables from the inner optimizer's weight decay; see Keras's method."""
-        self.inner.exclude_from_weight_decay(*args, **kwargs)
-
-    def save_own_variables(self, store: Any) -> None:
-        """Saves the state without the inner optimizer's, which Keras saves by itself."""
-        store["format"] = np.array(FORMAT)
-        for i, variable in enumerate(self._own_variables()):
-            store[str(i)] = variable.numpy()
-
-    def load_own_variables(self, store: Any) -> None:
-        """Loads what `save_own_variables` has saved.
-
-        Raises:
-          ValueError: if it was saved with another number of micro-batches.
-        """
-        # Keras does the same for an optimizer that is not built: the sums are not known yet.
-        if self.accumulation_steps is not None and not self.built:
-            _log.warning(
-                "%s: its state is not loaded, since it is not built; the weights are", self.name
-            )
-            return
-        # Files without an optimizer, or with one of Keras or of an earlier version, still have
-        # weights to load.
-        if "format" not in store or int(np.asarray(store["format"])) != FORMAT:
-            _log.warning(
-                "%s: the file has no state of a DistributedOptimizer of this version; the weights"
-                " are loaded",
-                self.name,
-            )
-            return
-        variables = self._own_variables()
-        num_saved = len(store.keys()) - 1
-        if num_saved != len(variables):
-            raise ValueError(
-                f"the saved optimizer has {num_saved} variables, this one"
-                f" {len(variables)}: give it the same gradient_accumulation_steps"
-            )
-        for i, variable in enumerate(variables):
-            variable.assign(store[str(i)])
-        self.loss_scale.keep_setting()
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments, and the inner optimizer's scalars of the last step.
-
-        A schedule is kept if `hybrid_imagenet.schedules` made it; a function of yours is not.
-        """
-        config: dict[str, Any] = {
-            "format": FORMAT,
-            "inner": keras.saving.serialize_keras_object(self.inner),
-            "name": self.name,
-            "gradient_accumulation_steps": self.accumulation_steps,
-            "schedule": dict(getattr(self.schedule, "arguments", None) or {}) or None,
-            **self._arguments,
-        }
-        if isinstance(self.inner, GroupedOptimizer):
-            hyperparameters = self.inner.hyperparameters
-            config["kinds"] = [kind.value for kind in self.inner.kinds]
-            config["hyper"] = {name: hyperparameters[name] for name in hyperparameters.names}
-        return config
-
-    @classmethod
-    def from_config(
-        cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None
-    ) -> DistributedOptimizer:
-        """Makes the optimizer again; it connects to no rank before its first step.
-
-        Raises:
-          UserError: if another version has saved it.
-        """
-        config = dict(config)
-        check_format(
-            "The optimizer",
-            config.pop("format", None),
-            FORMAT,
-            "Train again, or load the model without it: load_model(PATH, compile=False)",
+def _check_is_one_value(loss: tf.Tensor) -> None:
+    """Raises UserError on several ranks for a loss of several values."""
+    has_several_values = loss.shape.rank and loss.shape.num_elements() != 1
+    if has_several_values and process.is_initialized() and process.size() > 1:
+        raise UserError(
+            f"The loss has the shape {loss.shape}, not one value. Its gradient would be the sum"
+            " over the rank's examples, and the update would change with the number of ranks."
+            ' Use the mean: tf.reduce_mean(loss), or reduction="sum_over_batch_size" of a loss'
+            " of Keras."
         )
-        kinds = config.pop("kinds", None)
-        hyperparameters = config.pop("hyper", None)
-        inner = keras.saving.deserialize_keras_object(
-            config.pop("inner"), custom_objects=custom_objects
+
+
+def _check_all_exist(grads: Sequence[Any], variables: Sequence[keras.Variable]) -> None:
+    """Raises ValueError, with the likely cause, if a variable has no gradient."""
+    missing = paths_without_gradient(grads, variables)
+    if len(missing) == len(grads):
+        raise ValueError(
+            "No variable has a gradient. Compute the loss inside the GradientTape, and"
+            " optimizer.scale_loss(loss) too if you call it."
         )
-        schedule = config.pop("schedule", None)
-        if schedule:
-            schedule = training_schedule.create(**schedule)
-        optimizer = cls(inner, schedule=schedule, **config)
-        if kinds:
-            inner.set_kinds([ParameterKind(kind) for kind in kinds])
-        if hyperparameters:
-            inner.hyperparameters.assign(hyperparameters)
-        return optimizer
+    if missing:
+        raise ValueError(
+            f"There is no gradient for {', '.join(missing)}, because the loss does not use it."
+            " Set trainable=False on its layer."
+        )
 
 
 def _unique_names(paths: Sequence[str]) -> list[str]:

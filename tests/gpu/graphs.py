@@ -25,7 +25,8 @@ from hybrid_imagenet.config import derived
 from hybrid_imagenet.data import pipeline
 from hybrid_imagenet.data.sources.synthetic import SyntheticSource
 from hybrid_imagenet.models.normalization import BatchNormalization
-from hybrid_imagenet.optimizers.distributed import DistributedOptimizer, MicroBatchUse
+from hybrid_imagenet.optimizers.accumulation import MicroBatchUse
+from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.order.sampling import Cursor
 from hybrid_imagenet.training import build
 from hybrid_imagenet.training.losses import LOSSES
@@ -196,7 +197,7 @@ def fit(
     optimizer.attach(model)
     step = split_step(model.train_step, optimizer) if compiled else model.train_step
     if micro_batch is not None:
-        step = step_for(micro_batch, step, optimizer)
+        step = step_for(micro_batch, step, optimizer.micro_batches)
     data = (
         tf.TensorSpec([4, 16, 16, 3], tf.float32, "images"),
         tf.TensorSpec([4], tf.int64, "labels"),

@@ -16,8 +16,8 @@ import pytest
 import tensorflow as tf
 
 from hybrid_imagenet.data import device
+from hybrid_imagenet.optimizers.accumulation import MicroBatchUse
 from hybrid_imagenet.optimizers.context import HYPERPARAMETERS
-from hybrid_imagenet.optimizers.distributed import MicroBatchUse
 from tests.gpu import copies, graphs
 
 HERE = pathlib.Path(__file__).parent

@@ -59,7 +59,7 @@ def module(case):
     optimizer.build(variables)
     buckets = make_buckets(range(len(shapes))[::-1], elements, "float16", 16 << 20, 4 << 20)
     layout = Layout(shapes, [m for b in buckets for m in b.members])
-    executor = optimizer._executor
+    executor = optimizer.executor
     spec = tf.TensorSpec
     rows = spec([layout.rows, ROW_SIZE], tf.float32)
     old = dict.fromkeys(executor._variables(), rows)

@@ -148,16 +148,20 @@ def test_distributed_optimizer_unsupported_arguments_are_rejected():
         ("op", "Average", "Omit it: gradients are always averaged"),
         ("groups", 2, "packed into buckets of fusion_threshold_mb"),
         ("clipnorm", 1.0, r"DistributedOptimizer(keras.optimizers.SGD(clipnorm=...))"),
-        ("inner_optimizer", "sgd", "Pass the optimizer as the first argument"),
         ("fusion_threshold", 2, "(did you mean fusion_threshold_mb?)"),
         ("color", "red", "Its arguments are compression, allreduce, loss_scale"),
     ],
 )
 def test_distributed_optimizer_unknown_argument_is_answered_with_the_right_one(name, value, remedy):
-    inner = () if name == "inner_optimizer" else ("sgd",)
     with pytest.raises(UserError, match=f"DistributedOptimizer has no argument {name}") as caught:
-        hi.DistributedOptimizer(*inner, **{name: value})
+        hi.DistributedOptimizer("sgd", **{name: value})
     assert remedy in str(caught.value)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"inner_optimizer": "sgd"}])
+def test_distributed_optimizer_without_an_inner_optimizer_is_rejected_by_name(arguments):
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'inner'"):
+        hi.DistributedOptimizer(**arguments)
 
 
 def test_distributed_optimizer_compression_class_is_answered_with_the_names():

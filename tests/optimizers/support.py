@@ -53,7 +53,7 @@ def omit_xla(optimizer):
 
     `test_update.py` compares both forms for every optimizer.
     """
-    optimizer._executor._jit_compile = False
+    optimizer.executor._jit_compile = False
 
 
 class Runner:

@@ -67,7 +67,7 @@ class Run:
             packed=packed,
         )
         self.optimizer.build(self.variables)
-        self.optimizer._executor._jit_compile = jit_compile
+        self.optimizer.executor._jit_compile = jit_compile
         self.step = tf.function(
             lambda grads: self.optimizer.accumulate_or_update(grads), autograph=False
         )
