@@ -326,7 +326,6 @@ PURE_FILES = (
     "models.keras_families",
     "models.moments",
     "optimizers.registry",
-    "optimizers.trust_ratio",
     "order.sampling",
     "order.shard_order",
     "runlog.live",

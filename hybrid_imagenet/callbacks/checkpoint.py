@@ -41,7 +41,7 @@ from hybrid_imagenet.models import random_state
 from hybrid_imagenet.optimizers import restored_loss_scale
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.optimizers.grouped import hyperparameters_of
-from hybrid_imagenet.optimizers.lars import LayerScaledOptimizer
+from hybrid_imagenet.optimizers.layer_scaled import LayerScaledOptimizer
 from hybrid_imagenet.order import ExactBatchSampler
 from hybrid_imagenet.order.sampling import Cursor
 from hybrid_imagenet.resilience.exit_code import notify_exit

@@ -10,7 +10,7 @@ from typing import Any
 from hybrid_imagenet import private_api
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.errors import SharedError
-from hybrid_imagenet.optimizers.lars import LayerScaledOptimizer
+from hybrid_imagenet.optimizers.layer_scaled import LayerScaledOptimizer
 from hybrid_imagenet.schedules import relative_step
 
 Schedule = Callable[[float, float, int], Mapping[str, float]]

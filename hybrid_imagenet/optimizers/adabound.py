@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import keras
 import tensorflow as tf
 
-from hybrid_imagenet.optimizers.context import UpdateContext
+from hybrid_imagenet.optimizers.context import Moments, PrepareContext, UpdateContext
 from hybrid_imagenet.optimizers.formulas import adam_step_size
-from hybrid_imagenet.optimizers.grouped import GroupedOptimizer, State
+from hybrid_imagenet.optimizers.grouped import GroupedOptimizer
 from hybrid_imagenet.optimizers.registry import AdaBoundOptions
 from hybrid_imagenet.schedules.step_bounds import adabound_bounds
+
+
+class AdaBoundTerms(NamedTuple):
+    """Terms of AdaBound that do not depend on the gradients.
+
+    Attributes:
+      step_size: Step size s of Adam.
+      lower_bound: Lower bound of the rate of a weight.
+      upper_bound: Upper bound of the rate of a weight.
+    """
+
+    step_size: tf.Tensor
+    lower_bound: tf.Tensor
+    upper_bound: tf.Tensor
 
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
@@ -50,34 +66,29 @@ class AdaBound(GroupedOptimizer):
     """
 
     Options = AdaBoundOptions
-    slots = ("first_moment", "second_moment")
+    Slots = Moments
 
     @property
     def argument_of_peak(self) -> str:
         return "final_lr"
 
-    def prepare(self, ctx: UpdateContext) -> dict[str, tf.Tensor]:
-        """Computes Adam's step size and its bounds."""
+    def prepare(self, ctx: PrepareContext) -> AdaBoundTerms:
         options = self.options
         rate = ctx.learning_rate
         final_rate = rate * (options.final_lr / self.peak_learning_rate)
         lower, upper = adabound_bounds(ctx.step, final_rate, options.gamma)
-        return {
-            "step_size": adam_step_size(ctx.step, rate, options.beta1, options.beta2),
-            "lower": lower,
-            "upper": upper,
-        }
+        step_size = adam_step_size(ctx.step, rate, options.beta1, options.beta2)
+        return AdaBoundTerms(step_size, lower, upper)
 
     def update(
-        self, grad: tf.Tensor, weight: tf.Tensor, state: State, ctx: UpdateContext
-    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        self, grad: tf.Tensor, weight: tf.Tensor, slots: Moments, ctx: UpdateContext[AdaBoundTerms]
+    ) -> tuple[tf.Tensor, Moments]:
         beta1 = self.options.beta1
         beta2 = self.options.beta2
         gradient = ctx.add_decay(ctx.unscale * grad, weight)
-        m = beta1 * state["first_moment"] + (1.0 - beta1) * gradient
-        v = beta2 * state["second_moment"] + (1.0 - beta2) * tf.square(gradient)
-        rate = ctx.prepared["step_size"] / (tf.sqrt(v) + self.options.eps)
-        lower = ctx.prepared["lower"]
-        upper = tf.maximum(ctx.prepared["upper"], lower)
-        bounded_rate = tf.minimum(tf.maximum(rate, lower), upper)
-        return weight - bounded_rate * m, {"first_moment": m, "second_moment": v}
+        m = beta1 * slots.first_moment + (1.0 - beta1) * gradient
+        v = beta2 * slots.second_moment + (1.0 - beta2) * tf.square(gradient)
+        rate = ctx.terms.step_size / (tf.sqrt(v) + self.options.eps)
+        upper = tf.maximum(ctx.terms.upper_bound, ctx.terms.lower_bound)
+        bounded_rate = tf.minimum(tf.maximum(rate, ctx.terms.lower_bound), upper)
+        return weight - bounded_rate * m, Moments(m, v)

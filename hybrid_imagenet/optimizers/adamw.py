@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import keras
 import tensorflow as tf
 
-from hybrid_imagenet.optimizers.context import UpdateContext
+from hybrid_imagenet.optimizers.context import Moments, PrepareContext, UpdateContext
 from hybrid_imagenet.optimizers.formulas import adam_step_size
-from hybrid_imagenet.optimizers.grouped import GroupedOptimizer, State
+from hybrid_imagenet.optimizers.grouped import GroupedOptimizer
 from hybrid_imagenet.optimizers.registry import AdamWOptions
+
+
+class AdamTerms(NamedTuple):
+    """Terms of AdamW that do not depend on the gradients.
+
+    Attributes:
+      bias_correction: Correction of both moments for bias, sqrt(1 - b2^t) / (1 - b1^t).
+    """
+
+    bias_correction: tf.Tensor
 
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
@@ -47,21 +59,20 @@ class AdamW(GroupedOptimizer):
     """
 
     Options = AdamWOptions
-    slots = ("first_moment", "second_moment")
+    Slots = Moments
 
-    def prepare(self, ctx: UpdateContext) -> dict[str, tf.Tensor]:
-        """Computes the correction of both moments for bias."""
+    def prepare(self, ctx: PrepareContext) -> AdamTerms:
         correction = adam_step_size(ctx.step, 1.0, self.options.beta1, self.options.beta2)
-        return {"bias_correction": correction}
+        return AdamTerms(correction)
 
     def update(
-        self, grad: tf.Tensor, weight: tf.Tensor, state: State, ctx: UpdateContext
-    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        self, grad: tf.Tensor, weight: tf.Tensor, slots: Moments, ctx: UpdateContext[AdamTerms]
+    ) -> tuple[tf.Tensor, Moments]:
         beta1 = self.options.beta1
         beta2 = self.options.beta2
         gradient = ctx.unscale * grad
-        m = beta1 * state["first_moment"] + (1.0 - beta1) * gradient
-        v = beta2 * state["second_moment"] + (1.0 - beta2) * tf.square(gradient)
-        direction = ctx.prepared["bias_correction"] * m / (tf.sqrt(v) + self.options.eps)
+        m = beta1 * slots.first_moment + (1.0 - beta1) * gradient
+        v = beta2 * slots.second_moment + (1.0 - beta2) * tf.square(gradient)
+        direction = ctx.terms.bias_correction * m / (tf.sqrt(v) + self.options.eps)
         step = ctx.learning_rate * ctx.add_decay(direction, weight)
-        return weight - step, {"first_moment": m, "second_moment": v}
+        return weight - step, Moments(m, v)

@@ -1,25 +1,85 @@
-"""Gives update rules the values of a step: hyperparameters, decay, and operations per layer."""
+"""Gives update rules the values of a step: hyperparameters, decay, and operations per layer.
+
+The methods of an optimizer run in this order:
+
+1. `GroupedOptimizer.prepare` gets a `PrepareContext` before the gradients arrive, and returns the
+   terms of the step, a NamedTuple of the optimizer's own.
+2. `GroupedOptimizer.scale_layers` gets the norms of the gradients, and returns `LayerRates`.
+3. `GroupedOptimizer.update` gets gradients, weights, slots and an `UpdateContext`.
+
+At the end of a step a GPU should have few kernels left to start, so whatever the gradients do not
+change belongs in `prepare`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-if TYPE_CHECKING:
-    import tensorflow as tf
+import tensorflow as tf
 
-HYPERPARAMETERS = (
-    "learning_rate",
-    "momentum",
-    "phase",
-    "lower_bound",
-    "upper_bound",
-    "lars_share",
-)
-"""Scalars that a schedule sets before each step, in the order in which they are stored."""
-TRUST_RATIOS = "trust_ratios"
-"""The key under which `GroupedOptimizer.scale_layers` may return ratios for the log."""
+Terms = TypeVar("Terms")
+"""What `GroupedOptimizer.prepare` of an optimizer returns."""
+
+
+class StepHyperparameters(NamedTuple):
+    """Scalars that a schedule sets before each step, float32, in the order in which they are kept.
+
+    Attributes:
+      learning_rate: Global learning rate.
+      momentum: Momentum.
+      phase: 1 in the second of two phases, else 0; selects between two update rules.
+      lower_bound: Lower bound of AdaBound's rate.
+      upper_bound: Upper bound of AdaBound's rate.
+      lars_share: Exponent s of the trust ratio: 1 if LARS alone sets the rate of a layer.
+    """
+
+    learning_rate: tf.Tensor
+    momentum: tf.Tensor
+    phase: tf.Tensor
+    lower_bound: tf.Tensor
+    upper_bound: tf.Tensor
+    lars_share: tf.Tensor
+
+    @classmethod
+    def from_vector(cls, vector: tf.Tensor) -> StepHyperparameters:
+        """Splits the vector in which the scalars are stored."""
+        return cls(*tf.unstack(vector, len(HYPERPARAMETERS)))
+
+
+HYPERPARAMETERS = StepHyperparameters._fields
+"""Names of the scalars that a schedule sets."""
+
+
+class NoSlots(NamedTuple):
+    """Slots of an optimizer without state per weight."""
+
+
+class Velocity(NamedTuple):
+    """Slots of an optimizer with momentum."""
+
+    velocity: tf.Tensor
+
+
+class Moments(NamedTuple):
+    """Slots of an optimizer with two moments of the gradient."""
+
+    first_moment: tf.Tensor
+    second_moment: tf.Tensor
+
+
+class LayerRates(NamedTuple):
+    """The learning rate of each layer.
+
+    Attributes:
+      learning_rates: Learning rate of each variable, float32 [n]; a scalar if all have the same.
+      trust_ratios: Trust ratio of each kernel for the log, in the order of `kernel_indices`; None
+        if the optimizer has none.
+    """
+
+    learning_rates: tf.Tensor
+    trust_ratios: tf.Tensor | None = None
 
 
 class LayerOperations(Protocol):
@@ -50,59 +110,69 @@ class LayerOperations(Protocol):
         """
 
 
-def _only_in_prepare() -> tf.Tensor:
-    raise RuntimeError("weight_square_sums is available in prepare only")
-
-
-@dataclasses.dataclass
-class UpdateContext:
-    """One step, as the methods of an optimizer see it.
-
-    An optimizer's methods run in this order. Each can use:
-
-    1. `GroupedOptimizer.prepare`, before the gradients arrive: `hyperparameters`, `step`,
-       `counters` and `weight_square_sums`.
-    2. `GroupedOptimizer.scale_layers`, when the gradients' norms are known: `hyperparameters`,
-       `prepared`, `unscale` and `gradient_square_sums`.
-    3. `GroupedOptimizer.update`, on values: `hyperparameters`, `prepared`, `unscale`, `layers` and
-       the two methods that add weight decay.
-
-    At the end of a step a GPU should have few kernels left to start, so whatever the gradients do
-    not change belongs in `prepare`.
+@dataclasses.dataclass(frozen=True)
+class PrepareContext:
+    """Values of a step before its gradients arrive.
 
     Attributes:
-      hyperparameters: float32 scalars by name, see `HYPERPARAMETERS`.
-      step: float32 scalar, the 1-based index of this update; skipped steps do not count.
-      counters: int64 scalars, the optimizer's `counters` before this step.
-      weight_square_sums: returns the sum of squares of each variable, float32 [n].
-      prepared: what `prepare` returned; in `update` also what `scale_layers` returned.
-      unscale: float32 scalar, 1 / loss scale; gradients and their square sums are still scaled.
-      gradient_square_sums: sum of squares of each gradient, clipped if it is, float32 [n].
-      layers: operations per variable.
-      decay: coefficient of weight decay, broadcast; None if no variable decays.
-      scaled_decay: the same times the loss scale.
+      hyperparameters: Scalars that the schedule has set.
+      step: 1-based index of this update, float32 scalar; skipped steps do not count.
+      counters: The optimizer's `counters` before this step, int64 scalars.
+      weight_square_sums: Returns the sum of squares of each variable, float32 [n].
     """
 
-    hyperparameters: Mapping[str, tf.Tensor]
-    step: Any = None
-    counters: Sequence[tf.Tensor] = ()
-    weight_square_sums: Callable[[], tf.Tensor] = _only_in_prepare
-    prepared: Mapping[str, tf.Tensor] = dataclasses.field(default_factory=dict)
-    unscale: Any = None
-    gradient_square_sums: Any = None
-    layers: Any = None
-    decay: Any = None
-    scaled_decay: Any = None
+    hyperparameters: StepHyperparameters
+    step: tf.Tensor
+    counters: Sequence[tf.Tensor]
+    weight_square_sums: Callable[[], tf.Tensor]
 
     @property
     def learning_rate(self) -> tf.Tensor:
         """The global learning rate of this step, float32 scalar."""
-        return self.hyperparameters["learning_rate"]
+        return self.hyperparameters.learning_rate
 
     @property
     def momentum(self) -> tf.Tensor:
         """The momentum of this step, float32 scalar."""
-        return self.hyperparameters["momentum"]
+        return self.hyperparameters.momentum
+
+    def weight_norms(self) -> tf.Tensor:
+        """Returns the L2 norm |w| of each variable, float32 [n]."""
+        return tf.sqrt(self.weight_square_sums())
+
+
+@dataclasses.dataclass(frozen=True)
+class UpdateContext(Generic[Terms]):
+    """Values of a step besides gradients, weights and slots.
+
+    Attributes:
+      hyperparameters: Scalars that the schedule has set.
+      terms: What `prepare` returned.
+      layer_learning_rates: Learning rate of each variable, from `scale_layers`: float32 [n], or a
+        scalar.
+      unscale: 1 / loss scale, float32 scalar; gradients are still scaled.
+      layers: Operations per variable.
+      decay: Coefficient of weight decay, broadcast; None if no variable decays.
+      scaled_decay: The same times the loss scale.
+    """
+
+    hyperparameters: StepHyperparameters
+    terms: Terms
+    layer_learning_rates: tf.Tensor
+    unscale: tf.Tensor
+    layers: LayerOperations
+    decay: Any
+    scaled_decay: Any
+
+    @property
+    def learning_rate(self) -> tf.Tensor:
+        """The global learning rate of this step, float32 scalar."""
+        return self.hyperparameters.learning_rate
+
+    @property
+    def momentum(self) -> tf.Tensor:
+        """The momentum of this step, float32 scalar."""
+        return self.hyperparameters.momentum
 
     def add_decay(self, value: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
         """Returns value + decay * weight, for an unscaled gradient or another direction."""

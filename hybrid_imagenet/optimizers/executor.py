@@ -3,7 +3,7 @@
 A step goes through these methods:
 
     _prepare           before the gradients arrive: 1 / loss scale, weight decay, norms of weights
-    _judge             from the gradients' square sums: one verdict, the next loss scale, counters
+    _decide            from the gradients' square sums: one verdict, the next loss scale, counters
     _apply_rule        new weights, slots and averages from old ones, by `GroupedOptimizer.update`
     _apply_constraints the constraints of weights
 
@@ -25,7 +25,11 @@ import tensorflow as tf
 
 from hybrid_imagenet import private_api, xla
 from hybrid_imagenet.optimizers.average import WeightAverage
-from hybrid_imagenet.optimizers.context import HYPERPARAMETERS, TRUST_RATIOS, UpdateContext
+from hybrid_imagenet.optimizers.context import (
+    PrepareContext,
+    StepHyperparameters,
+    UpdateContext,
+)
 from hybrid_imagenet.optimizers.layout import Layout, Packed
 from hybrid_imagenet.optimizers.loss_scale import LossScale
 
@@ -33,8 +37,6 @@ WEIGHTS = "weights"
 """The key of the weights among the values of a step; the others are slots and `AVERAGE`."""
 AVERAGE = "average"
 """The key of the averaged weights."""
-# The key in `UpdateContext.prepared` of the number that the clipped gradient is multiplied by.
-_CLIP_FACTOR = "clip_factor"
 
 Values = dict[str, Any]
 
@@ -49,7 +51,7 @@ class StepScalars(NamedTuple):
     """Scalars that a step reads from variables.
 
     Attributes:
-      hyperparameters: float32 [6], in the order of `HYPERPARAMETERS`.
+      hyperparameters: float32 [6], see `StepHyperparameters.from_vector`.
       loss_scale: float32.
       loss_scale_counters: int64, as in `LossScale.variables`.
       step_counters: int64; the applied updates, then the optimizer's `counters`.
@@ -70,14 +72,14 @@ class Prepared(NamedTuple):
         or per row; None if nothing decays.
       weight_factor: what decoupled weight decay multiplies the weights by, [n]; None without it.
       average_rate: how far the average moves to the new weights, 0 to 1; None without an average.
-      values: what the optimizer's `prepare` returned.
+      terms: What the optimizer's `prepare` returned.
     """
 
     unscale: tf.Tensor
     scaled_decay: tf.Tensor | None
     weight_factor: tf.Tensor | None
     average_rate: tf.Tensor | None
-    values: Values
+    terms: Any
 
 
 class Outcome(NamedTuple):
@@ -89,7 +91,6 @@ class Outcome(NamedTuple):
       gradient_norm: L2 norm of all gradients, unscaled, before clipping.
       gradient_square_sums: of each gradient, still scaled, [n].
       trust_ratios: for the log; None if the optimizer has none.
-      values: the other values that the optimizer's `scale_layers` returned.
     """
 
     is_finite: tf.Tensor
@@ -99,7 +100,18 @@ class Outcome(NamedTuple):
     gradient_norm: tf.Tensor
     gradient_square_sums: tf.Tensor
     trust_ratios: tf.Tensor | None
-    values: Values
+
+
+class GradientScaling(NamedTuple):
+    """What the rule multiplies gradients by, which follows from their square sums.
+
+    Attributes:
+      clip_factor: Factor of all gradients, at most 1; None without clipping.
+      layer_learning_rates: Learning rate of each variable, [n], or a scalar.
+    """
+
+    clip_factor: tf.Tensor | None
+    layer_learning_rates: tf.Tensor
 
 
 class UpdateExecutor(abc.ABC):
@@ -111,12 +123,12 @@ class UpdateExecutor(abc.ABC):
         loss_scale: LossScale,
         average: WeightAverage | None = None,
     ) -> None:
-        """Sets what an update changes.
+        """Stores the optimizer, its loss scale and its weight average.
 
         Args:
-          optimizer: a `GroupedOptimizer`, which gives the update rule and owns the slots.
-          loss_scale: what the gradients are multiplied by.
-          average: moving average of the weights; None for none.
+          optimizer: A `GroupedOptimizer`, which gives the update rule and owns the slots.
+          loss_scale: Factor of the gradients.
+          average: Moving average of the weights; None without one.
         """
         self._optimizer = optimizer
         self._loss_scale = loss_scale
@@ -143,7 +155,7 @@ class UpdateExecutor(abc.ABC):
 
     @abc.abstractmethod
     def _run(self, layout: Layout, reduced: Packed, scalars: StepScalars) -> Outcome:
-        """Assigns new weights, slots and averages; returns what is left to assign."""
+        """Updates the variables; returns the scalars that `apply` assigns."""
 
     def _read_scalars(self) -> StepScalars:
         return StepScalars(
@@ -191,7 +203,7 @@ class UpdateExecutor(abc.ABC):
         variables: dict[str, Sequence[keras.Variable]] = {
             WEIGHTS: private_api.trainable_variables(self._optimizer)
         }
-        for slot in self._optimizer.slots:
+        for slot in self._optimizer.Slots._fields:
             variables[slot] = getattr(self._optimizer, slot)
         if self._average is not None:
             variables[AVERAGE] = self._average.variables
@@ -211,19 +223,20 @@ class UpdateExecutor(abc.ABC):
         weight_square_sums: Callable[[], tf.Tensor],
         decay: np.ndarray,
     ) -> Prepared:
-        """Computes what the gradients do not change.
+        """Computes the terms that do not depend on the gradients.
 
         Args:
-          scalars: of this step.
-          weight_square_sums: returns the square sums of the weights [n].
-          decay: coefficients of coupled decay, one per variable or per row.
+          scalars: Scalars of this step.
+          weight_square_sums: Returns the square sums of the weights [n].
+          decay: Coefficients of coupled decay, one per variable or per row.
         """
         step = _update_index(scalars)
-        hyperparameters = by_name(scalars.hyperparameters)
+        hyperparameters = StepHyperparameters.from_vector(scalars.hyperparameters)
         weight_factor = None
-        if self._optimizer.decoupled_decay:
-            coefficients = self._optimizer.decay_coefficients(self._optimizer.decoupled_decay)
-            weight_factor = 1.0 - coefficients * self._optimizer.decoupled_rate(hyperparameters)
+        if self._optimizer.decoupled_decay_rate:
+            coefficients = self._optimizer.decay_coefficients(self._optimizer.decoupled_decay_rate)
+            decay_factor = self._optimizer.decoupled_decay_factor(hyperparameters)
+            weight_factor = 1.0 - coefficients * decay_factor
         scaled_decay = None
         if decay.any():
             is_on = self._optimizer.decay_is_on(hyperparameters)
@@ -235,7 +248,7 @@ class UpdateExecutor(abc.ABC):
                 return weight_square_sums()
             return weight_square_sums() * tf.square(weight_factor)
 
-        ctx = UpdateContext(
+        ctx = PrepareContext(
             hyperparameters=hyperparameters,
             step=step,
             counters=scalars.step_counters[1:],
@@ -251,19 +264,21 @@ class UpdateExecutor(abc.ABC):
             scaled_decay=scaled_decay,
             weight_factor=weight_factor,
             average_rate=average_rate,
-            values=self._optimizer.prepare(ctx),
+            terms=self._optimizer.prepare(ctx),
         )
 
-    def _judge(self, square_sums: tf.Tensor, prepared: Prepared, scalars: StepScalars) -> Outcome:
+    def _decide(
+        self, square_sums: tf.Tensor, prepared: Prepared, scalars: StepScalars
+    ) -> tuple[Outcome, GradientScaling]:
         """Decides from the gradients' square sums whether the step is taken, and what follows.
 
         The gradients are means over ranks, so all ranks come to the same verdict.
         """
-        hyperparameters = by_name(scalars.hyperparameters)
+        hyperparameters = StepHyperparameters.from_vector(scalars.hyperparameters)
         total = _sum_in_lane_zero(square_sums)
         is_finite = tf.math.is_finite(total)
         taken = tf.cast(is_finite, tf.int64)
-        in_last_phase = tf.cast(hyperparameters["phase"] > 0.5, tf.int64)
+        in_last_phase = tf.cast(hyperparameters.phase > 0.5, tf.int64)
         scaling = self._loss_scale.next(is_finite, scalars.loss_scale, *scalars.loss_scale_counters)
         updates, *phase_counters = scalars.step_counters
         norm_lanes = tf.sqrt(total) * prepared.unscale
@@ -275,44 +290,43 @@ class UpdateExecutor(abc.ABC):
         ]
         loss_scale, *counters, norm = [_from_lane_zero(lane) for lane in lanes]
         clipped_square_sums = square_sums
-        clipping = {}
+        clip_factor = None
         largest_norm = self._optimizer.global_clipnorm
         if largest_norm is not None:
-            factor = _from_lane_zero(largest_norm / tf.maximum(norm_lanes, largest_norm))
-            clipped_square_sums = square_sums * tf.square(factor)
-            clipping = {_CLIP_FACTOR: factor}
-        ctx = UpdateContext(
-            hyperparameters=hyperparameters,
-            prepared=prepared.values,
-            unscale=prepared.unscale,
-            gradient_square_sums=clipped_square_sums,
-        )
-        values = {**self._optimizer.scale_layers(ctx), **clipping}
-        trust_ratios = values.pop(TRUST_RATIOS, None)
+            clip_factor = _from_lane_zero(largest_norm / tf.maximum(norm_lanes, largest_norm))
+            clipped_square_sums = square_sums * tf.square(clip_factor)
+        gradient_norms = tf.sqrt(clipped_square_sums) * prepared.unscale
+        rates = self._optimizer.scale_layers(gradient_norms, prepared.terms, hyperparameters)
         num_scaling_counters = len(scalars.loss_scale_counters)
-        return Outcome(
+        outcome = Outcome(
             is_finite=tf.reduce_any(_IS_LANE_ZERO & is_finite),
             loss_scale=loss_scale,
             loss_scale_counters=counters[:num_scaling_counters],
             step_counters=counters[num_scaling_counters:],
             gradient_norm=norm,
             gradient_square_sums=square_sums,
-            trust_ratios=trust_ratios,
-            values=values,
+            trust_ratios=rates.trust_ratios,
         )
+        return outcome, GradientScaling(clip_factor, rates.learning_rates)
 
     def _apply_rule(
-        self, grad: tf.Tensor, old: Values, ctx: UpdateContext, prepared: Prepared
+        self,
+        grad: tf.Tensor,
+        old: Values,
+        ctx: UpdateContext[Any],
+        prepared: Prepared,
+        clip_factor: tf.Tensor | None,
     ) -> Values:
         """Returns the new weights, slots and averages under the keys of the old ones."""
-        if _CLIP_FACTOR in ctx.prepared:
-            grad *= ctx.prepared[_CLIP_FACTOR]
+        if clip_factor is not None:
+            grad *= clip_factor
         weight = old[WEIGHTS]
         if prepared.weight_factor is not None:
             weight *= ctx.layers.broadcast(prepared.weight_factor)
-        state = {slot: old[slot] for slot in self._optimizer.slots}
-        new_weight, new_state = self._optimizer.update(grad, weight, state, ctx)
-        new = {WEIGHTS: new_weight, **new_state}
+        slots_class = self._optimizer.Slots
+        slots = slots_class(*[old[slot] for slot in slots_class._fields])
+        new_weight, new_slots = self._optimizer.update(grad, weight, slots, ctx)
+        new = {WEIGHTS: new_weight, **new_slots._asdict()}
         if prepared.average_rate is not None:
             new[AVERAGE] = old[AVERAGE] - prepared.average_rate * (old[AVERAGE] - new_weight)
         return new
@@ -321,11 +335,6 @@ class UpdateExecutor(abc.ABC):
 def _update_index(scalars: StepScalars) -> tf.Tensor:
     """Returns the 1-based index of this update, float32; skipped steps do not count."""
     return tf.cast(scalars.step_counters[0], tf.float32) + 1.0
-
-
-def by_name(hyperparameters: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Splits the vector of hyperparameters into scalars by name."""
-    return dict(zip(HYPERPARAMETERS, tf.unstack(hyperparameters), strict=True))
 
 
 def keep_old_unless(is_finite: tf.Tensor, new: Values, old: Values) -> Values:

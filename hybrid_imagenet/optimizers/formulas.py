@@ -3,41 +3,42 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import tensorflow as tf
 
-from hybrid_imagenet.optimizers.context import UpdateContext
+from hybrid_imagenet.optimizers.context import UpdateContext, Velocity
 
 
 def momentum_step(
     grad: tf.Tensor,
     weight: tf.Tensor,
     velocity: tf.Tensor,
-    ctx: UpdateContext,
+    ctx: UpdateContext[Any],
     *,
     rate: tf.Tensor,
     nesterov: bool,
-) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+) -> tuple[tf.Tensor, Velocity]:
     """Takes a step of momentum with the learning rate inside the velocity (You et al.; MLPerf).
 
         v = momentum v - rate (grad + weight_decay w)
         w += v, or with Nesterov  w += momentum v - rate (grad + weight_decay w)
 
     Args:
-      grad: as in `GroupedOptimizer.update`.
-      weight: as there.
-      velocity: v.
-      ctx: as there.
-      rate: learning rate, a scalar or one per element.
-      nesterov: use Nesterov's momentum.
+      grad: Gradient, float32, still multiplied by the loss scale.
+      weight: Weights, float32, same shape as `grad`.
+      velocity: Velocity v, same shape as `grad`.
+      ctx: Context of this step.
+      rate: Learning rate, a scalar or one per element.
+      nesterov: Whether to use Nesterov's momentum.
 
     Returns:
-      The new weights, and the new velocity as the slot `velocity`.
+      The new weights and the new velocity.
     """
     step = (rate * ctx.unscale) * ctx.add_scaled_decay(grad, weight)
     velocity = ctx.momentum * velocity - step
     move = ctx.momentum * velocity - step if nesterov else velocity
-    return weight + move, {"velocity": velocity}
+    return weight + move, Velocity(velocity)
 
 
 def bias_correction(step: tf.Tensor, beta: float) -> tf.Tensor:

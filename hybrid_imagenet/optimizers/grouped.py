@@ -14,7 +14,14 @@ import tensorflow as tf
 from hybrid_imagenet import private_api, xla
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.optimizers.average import WeightAverage
-from hybrid_imagenet.optimizers.context import HYPERPARAMETERS, UpdateContext
+from hybrid_imagenet.optimizers.context import (
+    HYPERPARAMETERS,
+    LayerRates,
+    NoSlots,
+    PrepareContext,
+    StepHyperparameters,
+    UpdateContext,
+)
 from hybrid_imagenet.optimizers.executor import UpdateExecutor
 from hybrid_imagenet.optimizers.kinds import ParameterKind, classify_by_rank
 from hybrid_imagenet.optimizers.layout import pack_each
@@ -24,21 +31,18 @@ from hybrid_imagenet.optimizers.per_variable import PerVariableExecutor
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS, Options
 from hybrid_imagenet.options import invalid_reason, options_of
 
-State = Mapping[str, tf.Tensor]
-"""Values of the slots of some weights, by slot."""
-
 
 class GroupedOptimizer(keras.optimizers.Optimizer, abc.ABC):
-    """Base of the optimizers of this package: a subclass writes `update` and lists `slots`.
+    """Base of the optimizers of this package: a subclass writes `update` and names its `Slots`.
 
     A new optimizer is a subclass in its own file with its formulas in the docstring, a
     dataclass of its options, and a line in `OPTIMIZERS`, both in `optimizers.registry`. It writes
 
     * `update`, the rule itself, on values: new weight and slots from gradient, weight and slots;
     * `prepare`, if the rule needs something that gradients do not change;
-    * `scale_layers`, if the rule needs a number per layer that follows from gradient norms.
+    * `scale_layers`, if the learning rate of a layer follows from the norm of its gradient.
 
-    None of these reads or assigns a variable. `optimizers.context.UpdateContext` lists the values
+    None of these reads or assigns a variable. The types in `optimizers.context` list the values
     that each of them can use. An `UpdateExecutor` runs them, for all variables as one vector on
     GPUs, or variable by variable on CPUs. So `update` must be elementwise, except for `ctx.layers`.
 
@@ -53,8 +57,9 @@ class GroupedOptimizer(keras.optimizers.Optimizer, abc.ABC):
 
     Options: ClassVar[type[Options]] = Options
     """The dataclass of the arguments, see `optimizers.registry`."""
-    slots: tuple[str, ...] = ()
-    """Names of the state per weight. `build` creates an attribute for each, a list of variables."""
+    Slots: ClassVar[Any] = NoSlots
+    """The NamedTuple of the state per weight. `build` creates a list of variables for each field,
+    as an attribute of this name."""
     scales_layers: bool = False
     """Whether LARS gives each layer its own learning rate."""
     num_phases: int = 1
@@ -87,8 +92,9 @@ class GroupedOptimizer(keras.optimizers.Optimizer, abc.ABC):
         self.options = arguments
         self.hyperparameters = hyperparameters
         is_decoupled = getattr(arguments, "decoupled_decay", False)
-        self.decay = 0.0 if is_decoupled else float(arguments.weight_decay)
-        self.decoupled_decay = float(arguments.weight_decay) if is_decoupled else 0.0
+        weight_decay = float(arguments.weight_decay)
+        self.coupled_decay_rate = 0.0 if is_decoupled else weight_decay
+        self.decoupled_decay_rate = weight_decay if is_decoupled else 0.0
         self.kinds: list[ParameterKind] = []
         self._scheduled_peak: float | None = None
         self._learning_rate_was_passed = bool(values) or "learning_rate" in options
@@ -96,45 +102,48 @@ class GroupedOptimizer(keras.optimizers.Optimizer, abc.ABC):
 
     # What a subclass writes
 
-    def prepare(self, ctx: UpdateContext) -> dict[str, tf.Tensor]:
-        """Computes what the gradients do not change, before they arrive.
+    def prepare(self, ctx: PrepareContext) -> Any:
+        """Computes the terms that do not depend on the gradients, before these arrive.
 
         Returns:
-          Scalars or vectors [n] by name, which later methods find in `ctx.prepared`.
+          A NamedTuple of scalars and vectors [n], which later methods get as `terms`; None if the
+          rule needs none.
         """
-        return {}
+        return None
 
-    def scale_layers(self, ctx: UpdateContext) -> dict[str, tf.Tensor]:
-        """Computes numbers per layer that follow from the norms of the gradients.
+    def scale_layers(
+        self, gradient_norms: tf.Tensor, terms: Any, hyperparameters: StepHyperparameters
+    ) -> LayerRates:
+        """Computes the learning rate of each layer; by default all have the global one.
 
-        Returns:
-          Scalars or vectors [n] by name, which `update` finds in `ctx.prepared`. Under
-          `context.TRUST_RATIOS` it may add the ratios of the kernels for the log, in the order of
-          `kernel_indices`.
+        Args:
+          gradient_norms: L2 norm |g| of each gradient, float32 [n], unscaled; clipped if it is.
+          terms: What `prepare` returned.
+          hyperparameters: Scalars that the schedule has set.
         """
-        return {}
+        return LayerRates(hyperparameters.learning_rate)
 
     @abc.abstractmethod
     def update(
-        self, grad: tf.Tensor, weight: tf.Tensor, state: State, ctx: UpdateContext
-    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        self, grad: tf.Tensor, weight: tf.Tensor, slots: Any, ctx: UpdateContext[Any]
+    ) -> tuple[tf.Tensor, Any]:
         """Computes new weights and slots from old ones, elementwise but for `ctx.layers`.
 
         Args:
-          grad: float32, still multiplied by the loss scale; `ctx.unscale` is its inverse.
-          weight: float32, in the shape of `grad`.
-          state: the values of `slots`, in the shape of `grad`.
-          ctx: everything else.
+          grad: Gradient, float32, still multiplied by the loss scale; `ctx.unscale` is its inverse.
+          weight: Weights, float32, in the shape of `grad`.
+          slots: State of the weights, a `Slots` of values in the shape of `grad`.
+          ctx: Everything else.
 
         Returns:
-          The new weights, and the new values of all slots by name.
+          The new weights and the new `Slots`.
         """
 
     def counters(self) -> list[keras.Variable]:
         """Returns int64 scalars that count the steps in which the hyperparameter `phase` is 1."""
         return []
 
-    def decay_is_on(self, hyperparameters: Mapping[str, tf.Tensor]) -> Any:
+    def decay_is_on(self, hyperparameters: StepHyperparameters) -> Any:
         """Returns 1 in steps in which weights decay, else 0."""
         return 1.0
 
@@ -153,7 +162,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer, abc.ABC):
     @property
     def argument_of_peak(self) -> str | None:
         """Name of the argument that is relative to the peak of the learning rate, or None."""
-        return "decoupled_decay" if self.decoupled_decay else None
+        return "decoupled_decay" if self.decoupled_decay_rate else None
 
     @property
     def peak_learning_rate(self) -> float:
@@ -221,12 +230,12 @@ class GroupedOptimizer(keras.optimizers.Optimizer, abc.ABC):
         *,
         packed: bool | None = None,
     ) -> UpdateExecutor:
-        """Makes what runs this optimizer's rule on all variables.
+        """Creates the executor: packed on GPUs, per variable on CPUs.
 
         Args:
-          loss_scale: what the gradients are multiplied by.
-          average: moving average of the weights.
-          packed: all variables as one vector; by default if there is a GPU.
+          loss_scale: Factor of the gradients.
+          average: Moving average of the weights; None without one.
+          packed: Whether to update all variables as one vector; None if there is a GPU.
         """
         if packed is None:
             packed = xla.has_gpu()
@@ -246,7 +255,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer, abc.ABC):
         self.kinds = list(kinds)
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
-        """Creates the state: for each of `slots` one float32 variable per trainable variable.
+        """Creates the state: for each slot one float32 variable per trainable variable.
 
         Raises:
           UserError: for weights that are not float32, or whose kind is not known.
@@ -267,7 +276,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer, abc.ABC):
             self.set_kinds(classify_by_rank(variables))
         if len(self.kinds) != len(variables):
             raise ValueError(f"{len(self.kinds)} kinds for {len(variables)} variables")
-        for slot in self.slots:
+        for slot in self.Slots._fields:
             setattr(self, slot, self.add_optimizer_variables(variables, slot))
         # For the log: the last LARS ratios, in the order of `kernel_indices`.
         self.trust_ratios = keras.Variable(
@@ -324,16 +333,16 @@ class GroupedOptimizer(keras.optimizers.Optimizer, abc.ABC):
         """
         return [i for i, kind in enumerate(self.kinds) if kind is ParameterKind.KERNEL]
 
-    def decoupled_rate(self, hyperparameters: Mapping[str, tf.Tensor]) -> tf.Tensor:
-        """Returns the part of `decoupled_decay` that this step takes off the weights.
+    def decoupled_decay_factor(self, hyperparameters: StepHyperparameters) -> tf.Tensor:
+        """Returns the part of `decoupled_decay_rate` that this step takes off the weights.
 
         Decay follows the learning rate and not the momentum: SGDW (Loshchilov and Hutter, arXiv
-        1711.05101, algorithm 1). `decoupled_decay` belongs to the peak of the learning rate.
+        1711.05101, algorithm 1). `decoupled_decay_rate` belongs to the peak of the learning rate.
         """
         peak = self.peak_learning_rate
         if not peak:
             return tf.constant(0.0)
-        return self.decay_is_on(hyperparameters) * hyperparameters["learning_rate"] / peak
+        return self.decay_is_on(hyperparameters) * hyperparameters.learning_rate / peak
 
 
 class LearningRate(float):

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from hybrid_imagenet.optimizers.context import TRUST_RATIOS, UpdateContext
+from hybrid_imagenet.optimizers import lars
+from hybrid_imagenet.optimizers.context import (
+    LayerRates,
+    Moments,
+    PrepareContext,
+    StepHyperparameters,
+    UpdateContext,
+)
 from hybrid_imagenet.optimizers.formulas import adam_step_size
-from hybrid_imagenet.optimizers.grouped import State
-from hybrid_imagenet.optimizers.lars import LayerScaledOptimizer, TrustRatio
+from hybrid_imagenet.optimizers.layer_scaled import LayerScaledOptimizer, LayerScaling
 from hybrid_imagenet.optimizers.registry import HybridOptions
-from hybrid_imagenet.optimizers.trust_ratio import trust_ratio
 from hybrid_imagenet.schedules import relative_step
 
 Array = npt.NDArray[np.float64]
@@ -68,17 +72,37 @@ def hybrid_step(
         return w - rate * m, m, v
     # SGD with LARS
     assert options.lars_eta is not None
-    ratio = trust_ratio(
-        np.linalg.norm(w),
-        np.linalg.norm(grad),
-        eta=options.lars_eta,
-        decay=options.weight_decay,
-        eps=options.lars_eps,
-        eps_rule=options.lars_eps_rule,
-    )
+    weight_norm = float(np.linalg.norm(w))
+    gradient_norm = float(np.linalg.norm(grad))
+    ratio = 1.0
+    if weight_norm > 0 and gradient_norm > 0:
+        denominator = gradient_norm + options.weight_decay * weight_norm
+        if options.lars_eps_rule == "floor":
+            denominator = max(denominator, options.lars_eps)
+        else:
+            denominator += options.lars_eps
+        ratio = options.lars_eta * weight_norm / denominator
     gradient = grad + options.weight_decay * w
     u = momentum * (handover * m) + (1 - momentum) * learning_rate * ratio * gradient
     return w - u, u, v
+
+
+class HybridTerms(NamedTuple):
+    """Terms of hybrid that do not depend on the gradients.
+
+    Attributes:
+      is_sgd: Whether this is a step of phase 1, bool.
+      step_size: Step size s of AdaBound.
+      upper_bound: Upper bound of AdaBound's rate, not below the lower one.
+      moment_factor: Factor of the old first moment, which is -u in phase 1.
+      weight_norms: L2 norm |w| of each variable, float32 [n]; None if LARS scales no layer.
+    """
+
+    is_sgd: tf.Tensor
+    step_size: tf.Tensor
+    upper_bound: tf.Tensor
+    moment_factor: tf.Tensor
+    weight_norms: tf.Tensor | None
 
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
@@ -158,19 +182,16 @@ class Hybrid(LayerScaledOptimizer):
     """
 
     Options = HybridOptions
-    slots = ("first_moment", "second_moment")
+    Slots = Moments
     num_phases = 2
     trust_coefficient_option = "lars_eta"
 
-    def __init__(self, *values: Any, **options: Any):
-        super().__init__(*values, **options)
-        self.trust_ratio = TrustRatio(
-            variant=self.options.lars_variant,
-            eta=self.options.lars_eta,
-            eps=self.options.lars_eps,
-            eps_rule=self.options.lars_eps_rule,
+    @property
+    def layer_scaling(self) -> LayerScaling:
+        options = self.options
+        return LayerScaling(
+            options.lars_variant, options.lars_eta, options.lars_eps, options.lars_eps_rule
         )
-        self.scales_layers = self.options.lars_variant != "none"
 
     def build(self, variables: Any) -> None:
         """Creates the moments, and the counter of the steps of phase 1."""
@@ -185,14 +206,13 @@ class Hybrid(LayerScaledOptimizer):
     def gradient_factor(self, momentum: Any) -> Any:
         return relative_step.gradient_factor(self.options.handover, momentum)
 
-    def decay_is_on(self, hyperparameters: Mapping[str, tf.Tensor]) -> Any:
-        return tf.where(hyperparameters["phase"] > 0.5, 1.0, float(self.options.decay_in_warmup))
+    def decay_is_on(self, hyperparameters: StepHyperparameters) -> Any:
+        return tf.where(hyperparameters.phase > 0.5, 1.0, float(self.options.decay_in_warmup))
 
-    def prepare(self, ctx: UpdateContext) -> dict[str, tf.Tensor]:
-        """Computes the step size of phase 0, the factor of the first moment, and square sums."""
+    def prepare(self, ctx: PrepareContext) -> HybridTerms:
         options = self.options
-        is_sgd = ctx.hyperparameters["phase"] > 0.5
-        lower = ctx.hyperparameters["lower_bound"]
+        is_sgd = ctx.hyperparameters.phase > 0.5
+        lower_bound = ctx.hyperparameters.lower_bound
         if options.bias_correction:
             step_size = adam_step_size(
                 ctx.step, options.adabound_lr, options.adabound_beta1, options.adabound_beta2
@@ -201,43 +221,54 @@ class Hybrid(LayerScaledOptimizer):
             step_size = tf.constant(options.adabound_lr, tf.float32)
         # The first step of SGD turns the first moment into -u. Both bounds are P then.
         is_first_sgd_step = tf.equal(ctx.counters[0], 0)
-        handover = -_handover_scale(options) * lower * ctx.momentum
+        handover = -_handover_scale(options) * lower_bound * ctx.momentum
         sgd_factor = tf.where(is_first_sgd_step, handover, ctx.momentum)
-        return {
-            "is_sgd": is_sgd,
-            "step_size": step_size,
-            "upper": tf.maximum(lower, ctx.hyperparameters["upper_bound"]),
-            "moment_factor": tf.where(is_sgd, sgd_factor, options.adabound_beta1),
-            **self.trust_ratio.prepare(self, ctx),
-        }
-
-    def scale_layers(self, ctx: UpdateContext) -> dict[str, tf.Tensor]:
-        """Computes the factor of the gradient: 1 - b1 in phase 0, minus the layer's rate later."""
-        is_sgd = ctx.prepared["is_sgd"]
-        scaled = self.trust_ratio.scale_layers(
-            self, ctx, self.gradient_factor(ctx.momentum), ctx.hyperparameters["lars_share"]
+        return HybridTerms(
+            is_sgd=is_sgd,
+            step_size=step_size,
+            upper_bound=tf.maximum(lower_bound, ctx.hyperparameters.upper_bound),
+            moment_factor=tf.where(is_sgd, sgd_factor, options.adabound_beta1),
+            weight_norms=lars.weight_norms(self, ctx),
         )
-        scaled["rates"] = tf.where(is_sgd, -scaled["rates"], 1.0 - self.options.adabound_beta1)
-        if TRUST_RATIOS in scaled:
-            scaled[TRUST_RATIOS] = tf.where(is_sgd, scaled[TRUST_RATIOS], 1.0)
-        return scaled
+
+    def scale_layers(
+        self, gradient_norms: tf.Tensor, terms: HybridTerms, hyperparameters: StepHyperparameters
+    ) -> LayerRates:
+        """Computes the learning rates of SGD with LARS, c a ratio^s; phase 0 does not use them."""
+        rates, ratios = lars.layer_rates(
+            self,
+            terms.weight_norms,
+            gradient_norms,
+            hyperparameters.learning_rate,
+            factor=self.gradient_factor(hyperparameters.momentum),
+            exponent=hyperparameters.lars_share,
+        )
+        if ratios is not None:
+            ratios = tf.where(terms.is_sgd, ratios, 1.0)
+        return LayerRates(rates, ratios)
 
     def update(
-        self, grad: tf.Tensor, weight: tf.Tensor, state: State, ctx: UpdateContext
-    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        self,
+        grad: tf.Tensor,
+        weight: tf.Tensor,
+        slots: Moments,
+        ctx: UpdateContext[HybridTerms],
+    ) -> tuple[tf.Tensor, Moments]:
+        beta1 = self.options.adabound_beta1
         beta2 = self.options.adabound_beta2
-        is_sgd = ctx.prepared["is_sgd"]
+        is_sgd = ctx.terms.is_sgd
         gradient = ctx.unscale * ctx.add_scaled_decay(grad, weight)
         # m in phase 0, -u in phase 1
-        m = ctx.prepared["moment_factor"] * state["first_moment"]
-        m += ctx.layers.broadcast(ctx.prepared["rates"]) * gradient
-        v = state["second_moment"]
+        gradient_factor = tf.where(is_sgd, -ctx.layer_learning_rates, 1.0 - beta1)
+        m = ctx.terms.moment_factor * slots.first_moment
+        m += ctx.layers.broadcast(gradient_factor) * gradient
+        v = slots.second_moment
         v = tf.where(is_sgd, v, beta2 * v + (1.0 - beta2) * tf.square(gradient))
-        rate = ctx.prepared["step_size"] / (tf.sqrt(v) + self.options.adabound_eps)
-        rate = tf.maximum(rate, ctx.hyperparameters["lower_bound"])
-        rate = tf.minimum(rate, ctx.prepared["upper"])
+        rate = ctx.terms.step_size / (tf.sqrt(v) + self.options.adabound_eps)
+        rate = tf.maximum(rate, ctx.hyperparameters.lower_bound)
+        rate = tf.minimum(rate, ctx.terms.upper_bound)
         weight += tf.where(is_sgd, 1.0, -rate) * m
-        return weight, {"first_moment": m, "second_moment": v}
+        return weight, Moments(m, v)
 
 
 def _handover_scale(options: HybridOptions) -> float:

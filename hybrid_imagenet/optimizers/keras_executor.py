@@ -22,12 +22,12 @@ class KerasExecutor:
         loss_scale: LossScale,
         variables: Sequence[keras.Variable],
     ) -> None:
-        """Sets what an update changes.
+        """Stores the optimizer, its loss scale and the variables.
 
         Args:
-          optimizer: has a rule for each variable.
-          loss_scale: what the gradients are multiplied by.
-          variables: the trainable variables, in the order of the gradients.
+          optimizer: Optimizer of Keras, which has a rule for each variable.
+          loss_scale: Factor of the gradients.
+          variables: Trainable variables, in the order of the gradients.
         """
         self._optimizer = optimizer
         self._loss_scale = loss_scale

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import keras
 import tensorflow as tf
 
-from hybrid_imagenet.optimizers.context import UpdateContext
+from hybrid_imagenet.optimizers.context import Moments, PrepareContext, UpdateContext
 from hybrid_imagenet.optimizers.formulas import bias_correction
-from hybrid_imagenet.optimizers.grouped import GroupedOptimizer, State
+from hybrid_imagenet.optimizers.grouped import GroupedOptimizer
 from hybrid_imagenet.optimizers.kinds import ParameterKind
 from hybrid_imagenet.optimizers.registry import LambOptions
-from hybrid_imagenet.optimizers.trust_ratio import trust_ratio
+
+
+class LambTerms(NamedTuple):
+    """Terms of LAMB that do not depend on the gradients.
+
+    Attributes:
+      weight_norms: L2 norm |w| of each variable, float32 [n].
+      first_correction: Correction of the first moment for bias, 1 - b1^t.
+      second_correction: Correction of the second moment for bias, 1 - b2^t.
+    """
+
+    weight_norms: tf.Tensor
+    first_correction: tf.Tensor
+    second_correction: tf.Tensor
 
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
@@ -55,30 +70,32 @@ class LAMB(GroupedOptimizer):
     """
 
     Options = LambOptions
-    slots = ("first_moment", "second_moment")
+    Slots = Moments
 
-    def prepare(self, ctx: UpdateContext) -> dict[str, tf.Tensor]:
-        """Computes the norms of the weights and the corrections of the moments for bias."""
-        return {
-            "weight_norms": tf.sqrt(ctx.weight_square_sums()),
-            "first_correction": bias_correction(ctx.step, self.options.beta1),
-            "second_correction": bias_correction(ctx.step, self.options.beta2),
-        }
+    def prepare(self, ctx: PrepareContext) -> LambTerms:
+        return LambTerms(
+            ctx.weight_norms(),
+            bias_correction(ctx.step, self.options.beta1),
+            bias_correction(ctx.step, self.options.beta2),
+        )
 
     def update(
-        self, grad: tf.Tensor, weight: tf.Tensor, state: State, ctx: UpdateContext
-    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        self, grad: tf.Tensor, weight: tf.Tensor, slots: Moments, ctx: UpdateContext[LambTerms]
+    ) -> tuple[tf.Tensor, Moments]:
         beta1 = self.options.beta1
         beta2 = self.options.beta2
         gradient = ctx.unscale * grad
-        m = beta1 * state["first_moment"] + (1.0 - beta1) * gradient
-        v = beta2 * state["second_moment"] + (1.0 - beta2) * tf.square(gradient)
-        corrected_m = m / ctx.prepared["first_correction"]
-        corrected_v = v / ctx.prepared["second_correction"]
+        m = beta1 * slots.first_moment + (1.0 - beta1) * gradient
+        v = beta2 * slots.second_moment + (1.0 - beta2) * tf.square(gradient)
+        corrected_m = m / ctx.terms.first_correction
+        corrected_v = v / ctx.terms.second_correction
         direction = ctx.add_decay(corrected_m / (tf.sqrt(corrected_v) + self.options.eps), weight)
 
-        weight_norm = ctx.layers.broadcast(ctx.prepared["weight_norms"])
-        ratio = trust_ratio(weight_norm, ctx.layers.norms(direction), eta=1.0, xp=tf)
+        weight_norm = ctx.layers.broadcast(ctx.terms.weight_norms)
+        direction_norm = ctx.layers.norms(direction)
+        has_norms = (weight_norm > 0) & (direction_norm > 0)
+        # The inner `where` avoids a division by 0, whose result would not be used.
+        ratio = tf.where(has_norms, weight_norm / tf.where(has_norms, direction_norm, 1.0), 1.0)
         is_kernel = tf.constant([kind is ParameterKind.KERNEL for kind in self.kinds])
         rate = ctx.learning_rate * tf.where(ctx.layers.broadcast(is_kernel), ratio, 1.0)
-        return weight - rate * direction, {"first_moment": m, "second_moment": v}
+        return weight - rate * direction, Moments(m, v)

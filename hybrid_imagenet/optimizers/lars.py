@@ -2,93 +2,33 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any, ClassVar
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.optimizers.context import TRUST_RATIOS, UpdateContext
+from hybrid_imagenet.optimizers.context import (
+    LayerRates,
+    PrepareContext,
+    StepHyperparameters,
+    UpdateContext,
+    Velocity,
+)
 from hybrid_imagenet.optimizers.formulas import momentum_step
-from hybrid_imagenet.optimizers.grouped import GroupedOptimizer, State
+from hybrid_imagenet.optimizers.layer_scaled import LayerScaledOptimizer, LayerScaling
 from hybrid_imagenet.optimizers.registry import LarsOptions
-from hybrid_imagenet.optimizers.trust_ratio import blend_ratio, clip_ratio, trust_ratio
-from hybrid_imagenet.schedules import relative_step
-
-_WEIGHT_SQUARE_SUMS = "weight_square_sums"
 
 
-class LayerScaledOptimizer(GroupedOptimizer):
-    """Base of the optimizers in which LARS scales the learning rate of each layer.
+class LarsTerms(NamedTuple):
+    """Terms of LARS that do not depend on the gradients.
 
-    No single trust coefficient suits every batch and learning rate: MLPerf's runs use 0.001, but
-    with learning rates of 7 and more. If none is passed, `library.trust_coefficient` computes one
-    when `fit` begins. With it LARS moves a layer as far in a step as in MLPerf's tuned runs: at the
-    peak of the learning rate, by 0.105 sqrt(B / 3264) of the layer's norm, where B is the global
-    batch. From then on the value is part of the configuration, as if it had been passed.
+    Attributes:
+      weight_norms: L2 norm |w| of each variable, float32 [n]; None if no layer is scaled.
     """
 
-    trust_coefficient_option: ClassVar[str] = "eta"
-    """Name of the option that is the trust coefficient."""
-    trust_ratio: TrustRatio
-
-    @property
-    def trust_coefficient(self) -> float | None:
-        """The trust coefficient; None if it was not passed and `fit` has not set it yet."""
-        return self.trust_ratio.eta
-
-    @property
-    def needs_trust_coefficient(self) -> bool:
-        """Whether steps use a trust coefficient and there is none yet."""
-        return self.scales_layers and self.trust_coefficient is None
-
-    def set_trust_coefficient(self, value: float) -> None:
-        """Sets the trust coefficient; call it before the first step is traced."""
-        self.options = dataclasses.replace(self.options, **{self.trust_coefficient_option: value})
-        self.trust_ratio = dataclasses.replace(self.trust_ratio, eta=value)
-
-    def gradient_factor(self, momentum: Any) -> Any:
-        """Returns the factor of the gradient in the velocity, see `relative_step`.
-
-        Args:
-          momentum: a number, or a tensor of float32 inside a step.
-        """
-        return relative_step.gradient_factor(None, momentum)
-
-    def tuned_trust_coefficient(self, batch: float, learning_rate: float, momentum: float) -> float:
-        """Returns the trust coefficient that gives LARS its tuned relative step.
-
-        Args:
-          batch: examples of all ranks in an update.
-          learning_rate: at its peak, above 0.
-          momentum: at the same time.
-        """
-        # LARC's clip bounds the learning rate of a layer by the ratio alone.
-        rate = 1.0 if self.trust_ratio.variant == "larc" else learning_rate
-        return relative_step.trust_coefficient(
-            relative_step.tuned_step_law(batch), rate, momentum, self.gradient_factor(momentum)
-        )
-
-    def missing_trust_coefficient(self, reason: str, learning_rate: float, momentum: float) -> str:
-        """Returns the error message for a step without a trust coefficient, with the value to pass.
-
-        Args:
-          reason: why `fit` cannot set it, as a sentence.
-          learning_rate: at its peak.
-          momentum: at the same time.
-        """
-        problem = f"The optimizer {self.name} has no trust coefficient. {reason}"
-        option = self.trust_coefficient_option
-        if learning_rate <= 0:
-            return f"{problem} Raise the learning rate, or pass {option}."
-        # The tuned relative step grows with the square root of the batch.
-        of_one = self.tuned_trust_coefficient(1, learning_rate, momentum)
-        return (
-            f"{problem} Pass {option}={of_one:.3g} * batch**0.5, which suits a learning rate of"
-            f" {learning_rate:g}; batch is the number of examples of all ranks in an update."
-        )
+    weight_norms: tf.Tensor | None
 
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
@@ -141,112 +81,133 @@ class LARS(LayerScaledOptimizer):
     """
 
     Options = LarsOptions
-    slots = ("velocity",)
+    Slots = Velocity
 
-    def __init__(self, *values: Any, **options: Any):
-        super().__init__(*values, **options)
-        self.trust_ratio = TrustRatio(
-            variant=self.options.variant,
-            eta=self.options.eta,
-            eps=self.options.eps,
-            eps_rule=self.options.eps_rule,
-        )
-        self.scales_layers = self.options.variant != "none"
+    @property
+    def layer_scaling(self) -> LayerScaling:
+        options = self.options
+        return LayerScaling(options.variant, options.eta, options.eps, options.eps_rule)
 
-    def prepare(self, ctx: UpdateContext) -> dict[str, tf.Tensor]:
-        return self.trust_ratio.prepare(self, ctx)
-
-    def scale_layers(self, ctx: UpdateContext) -> dict[str, tf.Tensor]:
-        return self.trust_ratio.scale_layers(self, ctx)
-
-    def update(
-        self, grad: tf.Tensor, weight: tf.Tensor, state: State, ctx: UpdateContext
-    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        rate = ctx.layers.broadcast(ctx.prepared["rates"])  # lr ratio
-        return momentum_step(
-            grad, weight, state["velocity"], ctx, rate=rate, nesterov=self.options.nesterov
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class TrustRatio:
-    """Computes the learning rate of each layer, for LARS and for the second phase of hybrid.
-
-    Attributes:
-      variant: `you` scales by the ratio, `larc` by min(ratio / learning rate, 1), `none` not at
-        all.
-      eta: trust coefficient; None if it is not known yet.
-      eps: guard of the denominator.
-      eps_rule: `add` or `floor`, see `optimizers.trust_ratio`.
-    """
-
-    variant: str = "you"
-    eta: float | None = None
-    eps: float = 0.0
-    eps_rule: str = "add"
-
-    def prepare(self, optimizer: LayerScaledOptimizer, ctx: UpdateContext) -> dict[str, tf.Tensor]:
-        """Computes the square sums of the weights, which the gradients do not change."""
-        if self.variant == "none" or not optimizer.kernel_indices():
-            return {}
-        return {_WEIGHT_SQUARE_SUMS: ctx.weight_square_sums()}
+    def prepare(self, ctx: PrepareContext) -> LarsTerms:
+        return LarsTerms(weight_norms(self, ctx))
 
     def scale_layers(
+        self, gradient_norms: tf.Tensor, terms: LarsTerms, hyperparameters: StepHyperparameters
+    ) -> LayerRates:
+        return layer_rates(self, terms.weight_norms, gradient_norms, hyperparameters.learning_rate)
+
+    def update(
         self,
-        optimizer: LayerScaledOptimizer,
-        ctx: UpdateContext,
-        factor: float | tf.Tensor = 1.0,
-        blend: tf.Tensor | None = None,
-    ) -> dict[str, tf.Tensor]:
-        """Computes `rates`, the learning rate of each variable, and the ratios of the kernels.
-
-        Biases and normalization parameters keep the global rate. If all variables do, `rates` is a
-        scalar. Norms and ratios are float32.
-
-        Args:
-          optimizer: whose variables are scaled.
-          ctx: of this step.
-          factor: multiplies all rates.
-          blend: how much of the ratio acts, from 0 to 1, see `trust_ratio.blend_ratio`; by default
-            all of it.
-
-        Raises:
-          UserError: without a trust coefficient.
-        """
-        learning_rate = ctx.learning_rate
-        if _WEIGHT_SQUARE_SUMS not in ctx.prepared:
-            return {"rates": factor * learning_rate}
-        if self.eta is None:
-            raise UserError(
-                optimizer.missing_trust_coefficient(
-                    "fit sets it with callbacks=hybrid_imagenet.callbacks.default_callbacks(),"
-                    " but other loops do not.",
-                    optimizer.learning_rate,
-                    optimizer.hyperparameters["momentum"],
-                )
-            )
-        kernels = np.array(optimizer.kernel_indices(), np.int64)
-        gradient_norms = tf.sqrt(tf.gather(ctx.gradient_square_sums, kernels)) * ctx.unscale
-        ratios = trust_ratio(
-            tf.sqrt(tf.gather(ctx.prepared[_WEIGHT_SQUARE_SUMS], kernels)),
-            gradient_norms,
-            eta=self.eta,
-            # A kernel that is excluded from weight decay has none in its denominator either.
-            decay=optimizer.decay_coefficients(optimizer.decay)[kernels],
-            eps=self.eps,
-            eps_rule=self.eps_rule,
-            xp=tf,
+        grad: tf.Tensor,
+        weight: tf.Tensor,
+        slots: Velocity,
+        ctx: UpdateContext[LarsTerms],
+    ) -> tuple[tf.Tensor, Velocity]:
+        rate = ctx.layers.broadcast(ctx.layer_learning_rates)  # lr ratio
+        return momentum_step(
+            grad, weight, slots.velocity, ctx, rate=rate, nesterov=self.options.nesterov
         )
-        if self.variant == "larc":
-            ratios = clip_ratio(ratios, learning_rate, xp=tf)
-        if blend is not None:
-            ratios = blend_ratio(ratios, blend, xp=tf)
-        all_ratios = _scatter(ratios, kernels, len(optimizer.kinds), default=1.0)
-        return {"rates": factor * learning_rate * all_ratios, TRUST_RATIOS: ratios}
 
 
-def _scatter(values: tf.Tensor, positions: np.ndarray, size: int, default: float) -> tf.Tensor:
-    """Returns [size] with values at positions and the default elsewhere, by one gather."""
-    source = np.full(size, len(positions), np.int64)
-    source[positions] = np.arange(len(positions))
-    return tf.gather(tf.concat([values, [default]], 0), source)
+def trust_ratio(
+    weight_norm: tf.Tensor,
+    gradient_norm: tf.Tensor,
+    *,
+    trust_coefficient: float,
+    decay: Any,
+    eps: float = 0.0,
+    eps_rule: str = "add",
+) -> tf.Tensor:
+    """Returns eta |w| / (|g| + decay |w|), and 1 where either norm is 0.
+
+    Args:
+      weight_norm: L2 norms |w| of the weights, one per layer.
+      gradient_norm: L2 norms |g| of the gradients without weight decay, same shape.
+      trust_coefficient: eta.
+      decay: Coefficient of weight decay; a number, or one per layer.
+      eps: Guard of the denominator.
+      eps_rule: "add" adds eps to the denominator (MLPerf's reference), "floor" replaces a
+        denominator under eps by eps (the library of Mikami et al.).
+
+    Reference:
+      You et al., arXiv 1708.03888, equation 6.
+    """
+    denominator = gradient_norm + decay * weight_norm
+    denominator = tf.maximum(denominator, eps) if eps_rule == "floor" else denominator + eps
+    has_norms = (weight_norm > 0) & (gradient_norm > 0)
+    # The inner `where` avoids a division by 0, whose result would not be used.
+    denominator = tf.where(has_norms, denominator, 1.0)
+    return tf.where(has_norms, trust_coefficient * weight_norm / denominator, 1.0)
+
+
+def larc_ratio(ratio: tf.Tensor, learning_rate: tf.Tensor) -> tf.Tensor:
+    """Returns min(ratio / learning_rate, 1): with LARC's clip no layer exceeds the global rate.
+
+    A learning rate of 0 leaves the ratio at 1, which then has no effect.
+    """
+    positive_rate = tf.where(learning_rate > 0, learning_rate, 1.0)
+    return tf.where(ratio < learning_rate, ratio / positive_rate, 1.0)
+
+
+def weight_norms(optimizer: LayerScaledOptimizer, ctx: PrepareContext) -> tf.Tensor | None:
+    """Returns the L2 norm of each variable, float32 [n]; None if LARS scales no layer."""
+    if optimizer.scales_layers and optimizer.kernel_indices():
+        return ctx.weight_norms()
+    return None
+
+
+def layer_rates(
+    optimizer: LayerScaledOptimizer,
+    weight_norms: tf.Tensor | None,
+    gradient_norms: tf.Tensor,
+    learning_rate: tf.Tensor,
+    *,
+    factor: float | tf.Tensor = 1.0,
+    exponent: tf.Tensor | None = None,
+) -> LayerRates:
+    """Computes factor * learning rate * ratio^exponent for each layer, for LARS and hybrid.
+
+    Biases and normalization parameters have the ratio 1. Norms and ratios are float32.
+
+    Args:
+      optimizer: Optimizer of the layers.
+      weight_norms: L2 norms of the weights [n]; None if no layer is scaled.
+      gradient_norms: L2 norms of the gradients [n], without weight decay.
+      learning_rate: Global learning rate.
+      factor: Factor of all learning rates.
+      exponent: Exponent of the ratio, from 0 (all layers have the global rate) to 1 (LARS). None
+        for 1. Steps between are even in the logarithm.
+
+    Raises:
+      UserError: Without a trust coefficient.
+    """
+    if weight_norms is None:
+        return LayerRates(factor * learning_rate)
+    scaling = optimizer.layer_scaling
+    if scaling.trust_coefficient is None:
+        raise UserError(
+            optimizer.missing_trust_coefficient(
+                "fit sets it with callbacks=hybrid_imagenet.callbacks.default_callbacks(), but"
+                " other loops do not.",
+                optimizer.learning_rate,
+                optimizer.hyperparameters["momentum"],
+            )
+        )
+    ratios = trust_ratio(
+        weight_norms,
+        gradient_norms,
+        trust_coefficient=scaling.trust_coefficient,
+        # A kernel that is excluded from weight decay has none in its denominator either.
+        decay=optimizer.decay_coefficients(optimizer.coupled_decay_rate),
+        eps=scaling.eps,
+        eps_rule=scaling.eps_rule,
+    )
+    if scaling.variant == "larc":
+        ratios = larc_ratio(ratios, learning_rate)
+    if exponent is not None:
+        ratios = tf.where(exponent < 1.0, ratios**exponent, ratios)
+    kernels = optimizer.kernel_indices()
+    is_kernel = np.zeros(len(optimizer.kinds), bool)
+    is_kernel[kernels] = True
+    ratios = tf.where(is_kernel, ratios, 1.0)
+    return LayerRates(factor * learning_rate * ratios, tf.gather(ratios, kernels))

@@ -7,8 +7,8 @@ import math
 import keras
 import tensorflow as tf
 
-from hybrid_imagenet.optimizers.context import UpdateContext
-from hybrid_imagenet.optimizers.grouped import GroupedOptimizer, State
+from hybrid_imagenet.optimizers.context import UpdateContext, Velocity
+from hybrid_imagenet.optimizers.grouped import GroupedOptimizer
 from hybrid_imagenet.optimizers.kinds import ParameterKind
 from hybrid_imagenet.optimizers.registry import MuonOptions
 
@@ -75,17 +75,17 @@ class Muon(GroupedOptimizer):
     """
 
     Options = MuonOptions
-    slots = ("velocity",)
+    Slots = Velocity
 
     def update(
-        self, grad: tf.Tensor, weight: tf.Tensor, state: State, ctx: UpdateContext
-    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        self, grad: tf.Tensor, weight: tf.Tensor, slots: Velocity, ctx: UpdateContext[None]
+    ) -> tuple[tf.Tensor, Velocity]:
         gradient = ctx.unscale * grad
-        velocity = ctx.momentum * state["velocity"] + gradient
+        velocity = ctx.momentum * slots.velocity + gradient
         direction = gradient + ctx.momentum * velocity if self.options.nesterov else velocity
         direction = ctx.layers.map(direction, self._orthogonalized_direction)
         step = ctx.learning_rate * ctx.add_decay(direction, weight)
-        return weight - step, {"velocity": velocity}
+        return weight - step, Velocity(velocity)
 
     def _orthogonalized_direction(self, position: int, values: tf.Tensor) -> tf.Tensor:
         """Returns the step of one variable, divided by the learning rate, in its shape."""

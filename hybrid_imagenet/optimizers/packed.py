@@ -13,10 +13,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from hybrid_imagenet.comm.packing import ROW_SIZE
-from hybrid_imagenet.optimizers.context import UpdateContext
+from hybrid_imagenet.optimizers.context import StepHyperparameters, UpdateContext
 from hybrid_imagenet.optimizers.executor import (
     WEIGHTS,
     Outcome,
@@ -24,7 +25,6 @@ from hybrid_imagenet.optimizers.executor import (
     StepScalars,
     UpdateExecutor,
     Values,
-    by_name,
     keep_old_unless,
 )
 from hybrid_imagenet.optimizers.layout import Layout, Packed
@@ -54,8 +54,8 @@ class PackedExecutor(UpdateExecutor):
     def _before_gradients(
         self, layout: Layout, weights: tf.Tensor, scalars: StepScalars
     ) -> Prepared:
-        """Computes what the gradients do not change, while the device waits for them."""
-        decay = layout.broadcast_constant(self._optimizer.decay_coefficients(self._optimizer.decay))
+        """Computes the terms that do not depend on the gradients, while these are reduced."""
+        decay = self._decay_of_rows(layout)
         return self._prepare(scalars, lambda: layout.square_sums(weights), decay)
 
     def _after_gradients(
@@ -74,20 +74,23 @@ class PackedExecutor(UpdateExecutor):
         """
         flat = tf.concat([tf.cast(bucket, tf.float32) for bucket in buckets], 0)
         grad = tf.reshape(flat, [layout.rows, ROW_SIZE])
-        outcome = self._judge(layout.square_sums(grad), prepared, scalars)
-        decay = None
-        if prepared.scaled_decay is not None:
-            coefficients = self._optimizer.decay_coefficients(self._optimizer.decay)
-            decay = layout.broadcast_constant(coefficients)
+        outcome, scaling = self._decide(layout.square_sums(grad), prepared, scalars)
         ctx = UpdateContext(
-            hyperparameters=by_name(scalars.hyperparameters),
-            prepared=prepared.values | outcome.values,
+            hyperparameters=StepHyperparameters.from_vector(scalars.hyperparameters),
+            terms=prepared.terms,
+            layer_learning_rates=scaling.layer_learning_rates,
             unscale=prepared.unscale,
             layers=layout,
-            decay=decay,
+            decay=None if prepared.scaled_decay is None else self._decay_of_rows(layout),
             scaled_decay=prepared.scaled_decay,
         )
-        new = keep_old_unless(outcome.is_finite, self._apply_rule(grad, old, ctx, prepared), old)
+        new = self._apply_rule(grad, old, ctx, prepared, scaling.clip_factor)
+        new = keep_old_unless(outcome.is_finite, new, old)
         unaligned = {name: layout.unaligned_values(rows) for name, rows in new.items()}
-        # The caller does not need `values`, and every extra output costs one kernel.
-        return outcome._replace(values={}), new, unaligned
+        # Every extra output costs one kernel, so `scaling` is not among them.
+        return outcome, new, unaligned
+
+    def _decay_of_rows(self, layout: Layout) -> np.ndarray:
+        """Returns the coefficient of coupled weight decay of each row, float32 [rows, 1]."""
+        coefficients = self._optimizer.decay_coefficients(self._optimizer.coupled_decay_rate)
+        return layout.broadcast_constant(coefficients)

@@ -12,19 +12,24 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from hybrid_imagenet.optimizers.context import LayerOperations, UpdateContext
+from hybrid_imagenet.optimizers.context import (
+    LayerOperations,
+    StepHyperparameters,
+    UpdateContext,
+)
 from hybrid_imagenet.optimizers.executor import (
     WEIGHTS,
+    GradientScaling,
     Outcome,
     Prepared,
     StepScalars,
     UpdateExecutor,
     Values,
-    by_name,
     keep_old_unless,
 )
 from hybrid_imagenet.optimizers.kinds import ParameterKind
@@ -70,12 +75,10 @@ class PerVariableExecutor(UpdateExecutor):
         prepared = self._prepare(
             scalars,
             lambda: square_sums([v.value for v in variables[WEIGHTS]]),
-            self._optimizer.decay_coefficients(self._optimizer.decay),
+            self._optimizer.decay_coefficients(self._optimizer.coupled_decay_rate),
         )
-        outcome = self._judge(grad_square_sums, prepared, scalars)
-        # `update` may use the values of both earlier methods.
-        prepared = prepared._replace(values=prepared.values | outcome.values)
-        step = (prepared, scalars.hyperparameters, outcome.is_finite)
+        outcome, scaling = self._decide(grad_square_sums, prepared, scalars)
+        step = (prepared, scaling, scalars.hyperparameters, outcome.is_finite)
 
         small = [i for i in grads if math.prod(layout.shapes[i]) <= MAX_SMALL_ELEMENTS]
         for position in grads:
@@ -109,15 +112,16 @@ class PerVariableExecutor(UpdateExecutor):
         grad: tf.Tensor,
         position: tf.Tensor,
         prepared: Prepared,
+        scaling: GradientScaling,
         hyperparameters: tf.Tensor,
         is_finite: tf.Tensor,
     ) -> None:
         """Updates one variable, its slots and its average in place, if the step is taken."""
-        ctx = self._context(OneVariable(position, example), prepared, hyperparameters)
+        ctx = self._context(OneVariable(position, example), prepared, scaling, hyperparameters)
 
         def update() -> None:
             old = {name: variable.read_value() for name, variable in variables.items()}
-            new = self._apply_rule(grad, old, ctx, prepared)
+            new = self._apply_rule(grad, old, ctx, prepared, scaling.clip_factor)
             for name, variable in variables.items():
                 variable.assign(new[name])
 
@@ -130,27 +134,38 @@ class PerVariableExecutor(UpdateExecutor):
         old: Values,
         grad: tf.Tensor,
         prepared: Prepared,
+        scaling: GradientScaling,
         hyperparameters: tf.Tensor,
         is_finite: tf.Tensor,
     ) -> Values:
         """Returns the new values of the variables of a layout as [rows, ROW_SIZE]."""
-        ctx = self._context(layout, prepared, hyperparameters)
-        return keep_old_unless(is_finite, self._apply_rule(grad, old, ctx, prepared), old)
+        ctx = self._context(layout, prepared, scaling, hyperparameters)
+        new = self._apply_rule(grad, old, ctx, prepared, scaling.clip_factor)
+        return keep_old_unless(is_finite, new, old)
 
     def _context(
-        self, layers: LayerOperations, prepared: Prepared, hyperparameters: tf.Tensor
-    ) -> UpdateContext:
-        ctx = UpdateContext(
-            hyperparameters=by_name(hyperparameters),
-            prepared=prepared.values,
+        self,
+        layers: LayerOperations,
+        prepared: Prepared,
+        scaling: GradientScaling,
+        hyperparameters: tf.Tensor,
+    ) -> UpdateContext[Any]:
+        decay = None
+        scaled_decay = None
+        if prepared.scaled_decay is not None:
+            rate = self._optimizer.coupled_decay_rate
+            coefficients: np.ndarray = self._optimizer.decay_coefficients(rate)
+            decay = layers.broadcast(tf.constant(coefficients))
+            scaled_decay = layers.broadcast(prepared.scaled_decay)
+        return UpdateContext(
+            hyperparameters=StepHyperparameters.from_vector(hyperparameters),
+            terms=prepared.terms,
+            layer_learning_rates=scaling.layer_learning_rates,
             unscale=prepared.unscale,
             layers=layers,
+            decay=decay,
+            scaled_decay=scaled_decay,
         )
-        if prepared.scaled_decay is not None:
-            decay: np.ndarray = self._optimizer.decay_coefficients(self._optimizer.decay)
-            ctx.decay = layers.broadcast(tf.constant(decay))
-            ctx.scaled_decay = layers.broadcast(prepared.scaled_decay)
-        return ctx
 
 
 def square_sums(values: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -12,7 +12,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from hybrid_imagenet.optimizers.trust_ratio import EPS_RULES, VARIANTS
 from hybrid_imagenet.options import Option, ValueType, option, options_of
 from hybrid_imagenet.schedules.training_schedule import (
     AdamScaling,
@@ -25,6 +24,8 @@ from hybrid_imagenet.schedules.training_schedule import (
 PROGRAM_TRUST_COEFFICIENT = 0.001
 """Default of the flag --lars_eta. The classes have none: `fit` derives theirs from the batch."""
 HANDOVERS = ("continuous", "reset", "rescale")
+VARIANTS = ("you", "larc", "none")
+EPS_RULES = ("add", "floor")
 _EPS = "Small number that keeps the denominator of the trust ratio above 0."
 _EPS_RULE = (
     "How --lars_eps acts on the denominator of the trust ratio. add: it is added (MLPerf). floor:"
@@ -111,7 +112,7 @@ class LarsOptions(MomentumOptions):
 
     Attributes:
       eta: trust coefficient. By default `fit` sets it from the global batch and the peak learning
-        rate, see `optimizers.lars.LayerScaledOptimizer`.
+        rate, see `optimizers.layer_scaled`.
     """
 
     learning_rate: float = 1.0
@@ -139,7 +140,7 @@ class HybridOptions(MomentumOptions):
       adabound_beta2: decay of AdaBound's second moment.
       adabound_eps: added to sqrt(v).
       lars_eta: trust coefficient. By default `fit` sets it from the global batch and the learning
-        rate after the warmup, see `optimizers.lars.LayerScaledOptimizer`.
+        rate after the warmup, see `optimizers.layer_scaled`.
     """
 
     momentum: float = _momentum(

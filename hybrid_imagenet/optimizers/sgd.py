@@ -5,9 +5,9 @@ from __future__ import annotations
 import keras
 import tensorflow as tf
 
-from hybrid_imagenet.optimizers.context import UpdateContext
+from hybrid_imagenet.optimizers.context import UpdateContext, Velocity
 from hybrid_imagenet.optimizers.formulas import momentum_step
-from hybrid_imagenet.optimizers.grouped import GroupedOptimizer, State
+from hybrid_imagenet.optimizers.grouped import GroupedOptimizer
 from hybrid_imagenet.optimizers.registry import SgdOptions
 
 
@@ -46,15 +46,15 @@ class SGD(GroupedOptimizer):
     """
 
     Options = SgdOptions
-    slots = ("velocity",)
+    Slots = Velocity
 
     def update(
-        self, grad: tf.Tensor, weight: tf.Tensor, state: State, ctx: UpdateContext
-    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        self, grad: tf.Tensor, weight: tf.Tensor, slots: Velocity, ctx: UpdateContext[None]
+    ) -> tuple[tf.Tensor, Velocity]:
         if self.options.nesterov:
             return momentum_step(
-                grad, weight, state["velocity"], ctx, rate=ctx.learning_rate, nesterov=True
+                grad, weight, slots.velocity, ctx, rate=ctx.learning_rate, nesterov=True
             )
         gradient = ctx.add_decay(ctx.unscale * grad, weight)
-        velocity = ctx.momentum * state["velocity"] + gradient
-        return weight - ctx.learning_rate * velocity, {"velocity": velocity}
+        velocity = ctx.momentum * slots.velocity + gradient
+        return weight - ctx.learning_rate * velocity, Velocity(velocity)

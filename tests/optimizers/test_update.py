@@ -4,6 +4,7 @@ The oracles in the other files check the packed form.
 """
 
 import functools
+from typing import NamedTuple
 from unittest import mock
 
 import keras
@@ -169,22 +170,26 @@ def test_packed_update_compiled_by_xla_differs_only_by_rounding(case):
         np.testing.assert_allclose(compiled[name], value, rtol=1e-5, atol=slack, err_msg=name)
 
 
+class Direction(NamedTuple):
+    direction: tf.Tensor
+
+
 class Signs(GroupedOptimizer):
     """A minimal optimizer: w -= lr m with m = sign(g) + momentum m."""
 
-    slots = ("direction",)
+    Slots = Direction
 
-    def update(self, grad, weight, state, ctx):
-        direction = tf.sign(grad) + ctx.momentum * state["direction"]
-        return weight - ctx.learning_rate * direction, {"direction": direction}
+    def update(self, grad, weight, slots, ctx):
+        direction = tf.sign(grad) + ctx.momentum * slots.direction
+        return weight - ctx.learning_rate * direction, Direction(direction)
 
 
 class ShiftedDirection(GroupedOptimizer):
     """A rule whose direction is 1 where gradient and weight are 0."""
 
-    def update(self, grad, weight, state, ctx):
+    def update(self, grad, weight, slots, ctx):
         direction = grad + 1.0
-        return weight - ctx.learning_rate * direction / ctx.layers.norms(direction), {}
+        return weight - ctx.learning_rate * direction / ctx.layers.norms(direction), slots
 
 
 def test_rule_that_counts_padding_in_its_norms_is_detected():

@@ -240,7 +240,8 @@ def test_recipe_short_scales_decoupled_decay_with_the_batch(gpus, decay):
     """MosaicML's decay of 5e-4 in a step is for 2,048 images."""
     resolved = config.resolve(["--recipe=short"], gpus)
     optimizer = optimizers.create(**derived.optimizer_arguments(resolved))
-    assert (optimizer.decoupled_decay, optimizer.decay) == (pytest.approx(decay), 0.0)
+    assert optimizer.decoupled_decay_rate == pytest.approx(decay)
+    assert optimizer.coupled_decay_rate == 0.0
     lines = print_config.describe(resolved, IMAGENET).splitlines()
     assert f"decoupled decay {decay:.3g} of the weights a step at batch {256 * gpus}" in lines
 
