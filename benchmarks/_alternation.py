@@ -98,10 +98,10 @@ class Alternation(TrainingCallback):
         self._steps = steps
         self._rounds = rounds
         step = self.components.step
-        self._compiled = step.update_from_one_batch
+        self._compiled = step.update
         self._seconds_in_calls = 0.0
         self._last_arguments: tuple[Any, ...] = ()
-        step.update_from_one_batch = cast(FunctionPerShape, self._call_and_time)
+        step.update = cast(FunctionPerShape, self._call_and_time)
         self._measurement = self._measure()
         next(self._measurement)
 

@@ -523,7 +523,7 @@ def training_step(
         return tf.reshape(first_weights, [-1])[0].numpy()
 
     return TimedStep(
-        lambda: train.update_from_one_batch(batch, stop_flags),
+        lambda: train.update(batch, stop_flags),
         wait,
         lambda: train.sums.read().means("train")["train_loss"],
     )

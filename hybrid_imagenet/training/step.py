@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -33,32 +34,32 @@ OmitImages = Callable[[Batch], tuple[Batch, tf.Tensor]]
 class TrainStep:
     """Computes gradients, reduces them over ranks and updates the model, as one compiled function.
 
-    With gradient accumulation over k micro-batches, the first k - 1 of them only add up gradients.
-    The last one reduces and applies the mean of all k.
+    `_update` has the mathematics, from top to bottom. It calls:
+
+        _gradients
+            _images_and_labels    augmentation and normalization of the images
+            _loss_and_gradients   forward and backward pass
+        optimizer.reduce          means over ranks
+        optimizer.update_if_finite
+
+    There are two compiled forms, `update` and `accumulate`. With gradient accumulation over k
+    micro-batches, the first k - 1 of them only add up gradients. The last one reduces and applies
+    the mean of all k.
 
     Returning a tensor would make the host wait for the whole step, so steps return None. Values for
     the log are in `telemetry`.
 
     Attributes:
-      update_from_one_batch: called with (batch, requests); one update from one batch.
-      accumulate: called with (batch); adds the gradients of a micro-batch that is not the last.
-      update_from_last_micro_batch: called with (batch, requests, num_micro_batches); one update
-        from the mean over all micro-batches, this one included. The number is a float32 scalar.
-      sums: loss and accuracy of the epoch so far, on this rank.
-      alarm: the first step whose loss has diverged.
-      telemetry: reads sums, alarm and the optimizer's values without waiting for the device.
+      update: Called with (batch, requests): one update from one batch. Called with (batch,
+        requests, num_micro_batches): one update from the mean over all micro-batches, this one
+        included; the number is a float32 scalar.
+      accumulate: Called with (batch); adds the gradients of a micro-batch that is not the last.
+      sums: Loss and accuracy of the epoch so far, on this rank.
+      alarm: The first step whose loss has diverged.
+      telemetry: Reads sums, alarm and the optimizer's values without waiting for the device.
 
-    The three functions are traced once for each shape of the batch. `requests`, int32 [2], is what
-    this rank asks for, see `RankRequests`; `summed_requests` returns the sum over ranks.
-
-    While an update from one batch is traced, these are called:
-
-        _update_from_one_batch
-            _gradients
-                _images_and_labels    augmentation and normalization of the images
-                _loss_and_gradients   forward and backward pass
-            _reduce_and_update        means over ranks, then the optimizer
-            _sum_requests
+    Both functions are traced once for each shape of the batch. `requests`, int32 [2], is what this
+    rank asks for, see `RankRequests`; `summed_requests` returns the sum over ranks.
     """
 
     def __init__(
@@ -78,23 +79,23 @@ class TrainStep:
         """Builds the state of the optimizer for the model.
 
         Args:
-          model: returns float32 logits [b, classes] for images in its compute type.
-          optimizer: reduces and applies gradients.
-          preprocess: augments a batch {"image": uint8, ...} on the device, and returns images in
+          model: Returns float32 logits [b, classes] for images in its compute type.
+          optimizer: Reduces and applies gradients.
+          preprocess: Augments a batch {"image": uint8, ...} on the device, and returns images in
             the compute type.
-          communicator: sums the requests over ranks.
-          loss: one of `losses.LOSSES`.
-          label_smoothing: argument of the loss, in [0, 1].
-          jit_compile: compile forward and backward pass with XLA. The reduction stays outside, and
-            does not overlap with the backward pass.
-          omit_images: returns the images of a batch that are used, and the weight of this rank's
+          communicator: Sums the requests over ranks.
+          loss: One of `losses.LOSSES`.
+          label_smoothing: Argument of the loss, in [0, 1].
+          jit_compile: Whether to compile forward and backward pass with XLA. The reduction stays
+            outside, and does not overlap with the backward pass.
+          omit_images: Returns the images of a batch that are used, and the weight of this rank's
             mean loss among those of all ranks; None uses all images. Not with `jit_compile`,
             because the number of images is different in each step.
-          mixer: mixes labels as `preprocess` mixes images; None if it does not mix them.
-          class_weights: factor on the loss of each class, float32 [classes]; None for no factors.
+          mixer: Mixes labels as `preprocess` mixes images; None if it does not mix them.
+          class_weights: Factor on the loss of each class, float32 [classes]; None for no factors.
 
         Raises:
-          ValueError: for `omit_images` with `jit_compile`.
+          ValueError: For `omit_images` with `jit_compile`.
         """
         if omit_images is not None and jit_compile:
             raise ValueError("omit_images cannot be combined with jit_compile")
@@ -112,22 +113,12 @@ class TrainStep:
         self._label_smoothing = label_smoothing
         self._omit_images = omit_images
         self._mixer = mixer
-        # XLA fuses casts by itself.
-        casts_one_by_one = jit_compile or not has_gpu()
-        self._kernels_to_cast = [] if casts_one_by_one else layers.kernels_to_cast(model)
         with tf.device("CPU:0"):
             self._requests = tf.Variable(
                 tf.zeros([0], tf.int32), shape=[None], trainable=False, name="requests"
             )
-        self.update_from_one_batch = FunctionPerShape(self._update_from_one_batch)
-        self.accumulate = FunctionPerShape(self._accumulate)
-        self.update_from_last_micro_batch = FunctionPerShape(self._update_from_last_micro_batch)
-        self._compiled_loss_and_gradients = self._loss_and_gradients
-        if jit_compile:
-            self._compiled_loss_and_gradients = tf.function(
-                self._loss_and_gradients, autograph=False, jit_compile=True
-            )
         optimizer.build(model.trainable_variables)
+        self._compile(jit_compile)
         self.telemetry = DelayedReadback(
             {
                 "sums": self.sums.variable,
@@ -137,49 +128,27 @@ class TrainStep:
             READBACK_DELAY_STEPS if has_gpu() else 0,
         )
 
-    def _update_from_one_batch(self, batch: Batch, requests: tf.Tensor) -> None:
-        self._reduce_and_update(self._gradients(batch))
-        self._sum_requests(requests)
+    # The mathematics of a step
 
-    def _accumulate(self, batch: Batch) -> None:
-        self.optimizer.accumulator.add(self._gradients(batch))
-
-    def _update_from_last_micro_batch(
-        self, batch: Batch, requests: tf.Tensor, num_micro_batches: tf.Tensor
+    def _update(
+        self, batch: Batch, requests: tf.Tensor, num_micro_batches: tf.Tensor | None = None
     ) -> None:
+        """Takes one step from a batch, or from the last of several micro-batches."""
         accumulator = self.optimizer.accumulator
-        self._reduce_and_update(accumulator.mean(self._gradients(batch), num_micro_batches))
-        self._sum_requests(requests)
-        accumulator.reset()
-
-    def _reduce_and_update(self, gradients: list[tf.Tensor]) -> None:
-        """Updates the variables from this rank's gradients of the scaled loss."""
-        # The means over ranks are float32, and still scaled.
+        gradients = self._gradients(batch)
+        if num_micro_batches is not None:
+            gradients = accumulator.mean(gradients, num_micro_batches)
+        # The means over ranks are still those of the scaled loss.
         reduced = self.optimizer.reduce(gradients)
         self.optimizer.update_if_finite(reduced)
         self.alarm.advance()
+        self._sum_requests(requests)
+        if num_micro_batches is not None:
+            accumulator.reset()
 
-    def _sum_requests(self, requests: tf.Tensor) -> None:
-        """Sums the requests over ranks, on the CPUs, so that no GPU has to wait."""
-        with tf.device("CPU:0"):
-            self._requests.assign(self._communicator.allreduce_on_host(requests, "requests"))
-
-    def summed_requests(self) -> npt.NDArray[np.int32]:
-        """Returns the sum over ranks of the last step's requests, without waiting for a GPU."""
-        requests: npt.NDArray[np.int32] = self._requests.numpy()
-        return requests
-
-    def forward(self, batch: Batch) -> tf.Tensor:
-        """Returns the logits in training mode, float32 [b, classes].
-
-        It changes nothing but the statistics of normalization, which it sets to those of the batch.
-        """
-        with normalization.without_moving_average(self.model):
-            return self.model(self._preprocess(batch), training=True)
-
-    def prepare_accumulation(self) -> None:
-        """Creates the sums of gradients; call it before `accumulate`."""
-        self.optimizer.accumulator.build(self.model.trainable_variables)
+    def _accumulate(self, batch: Batch) -> None:
+        """Adds the gradients of a micro-batch that is not the last one to the sums."""
+        self.optimizer.accumulator.add(self._gradients(batch))
 
     def _gradients(self, batch: Batch) -> list[tf.Tensor]:
         """Returns this rank's gradients of the scaled loss.
@@ -227,6 +196,45 @@ class TrainStep:
             losses = self._loss(logits, labels, self._label_smoothing)
         loss = tf.reduce_mean(losses)
         return losses, self.optimizer.scale_loss(loss if weight is None else weight * loss)
+
+    # The compiled forms
+
+    def _compile(self, jit_compile: bool) -> None:
+        """Creates the functions that the host calls; they are traced at their first calls."""
+        # XLA fuses casts by itself.
+        casts_one_by_one = jit_compile or not has_gpu()
+        self._kernels_to_cast = [] if casts_one_by_one else layers.kernels_to_cast(self.model)
+        self._compiled_loss_and_gradients = self._loss_and_gradients
+        if jit_compile:
+            self._compiled_loss_and_gradients = tf.function(
+                self._loss_and_gradients, autograph=False, jit_compile=True
+            )
+        self.update = FunctionPerShape(self._update)
+        self.accumulate = FunctionPerShape(self._accumulate)
+
+    def prepare_accumulation(self) -> None:
+        """Creates the sums of gradients; call it before `accumulate`."""
+        self.optimizer.accumulator.build(self.model.trainable_variables)
+
+    # Requests of ranks, and the statistics of normalization
+
+    def _sum_requests(self, requests: tf.Tensor) -> None:
+        """Sums the requests over ranks, on the CPUs, so that no GPU has to wait."""
+        with tf.device("CPU:0"):
+            self._requests.assign(self._communicator.allreduce_on_host(requests, "requests"))
+
+    def summed_requests(self) -> npt.NDArray[np.int32]:
+        """Returns the sum over ranks of the last step's requests, without waiting for a GPU."""
+        requests: npt.NDArray[np.int32] = self._requests.numpy()
+        return requests
+
+    def forward(self, batch: Batch) -> tf.Tensor:
+        """Returns the logits in training mode, float32 [b, classes].
+
+        It changes nothing but the statistics of normalization, which it sets to those of the batch.
+        """
+        with normalization.without_moving_average(self.model):
+            return self.model(self._preprocess(batch), training=True)
 
 
 class EvaluationStep:
@@ -282,19 +290,34 @@ class EvaluationStep:
 class FunctionPerShape:
     """Compiles a function of a batch and more tensors, and keeps a trace for each image shape.
 
+    Each number of arguments has its own traces.
+
     A tf.function looks up its trace at each call, from the types of all arguments. For a step with
     hundreds of variables that takes as long as the call itself (`python -m benchmarks loop`).
     """
 
     def __init__(self, function: Callable[..., Any]):
         """Wraps `function(batch, ...)`, which is traced at its first call with each image shape."""
-        self._function = tf.function(function, autograph=False)
+
+        # A trace needs all parameters of its function, so this one has no default values.
+        @functools.wraps(function)
+        def call(*arguments: Any) -> Any:
+            return function(*arguments)
+
+        # TensorFlow would read the parameters of the wrapped function.
+        del call.__wrapped__
+        self._function = tf.function(call, autograph=False)
         self._traces: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
     def __call__(self, batch: Batch, *more: tf.Tensor) -> Any:
-        """Calls the function; the tensors in `more` must have the same shapes at every call."""
+        """Calls the function.
+
+        Args:
+          batch: Tensors of any shape.
+          *more: Tensors, each of the same shape at every call. The last ones may be left out.
+        """
         images = batch["image"]
-        key = (images.dtype, *images.shape)
+        key = (len(more), images.dtype, *images.shape)
         trace = self._traces.get(key)
         if trace is None:
             trace = self.get_concrete_function(batch, *more)

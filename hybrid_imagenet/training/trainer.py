@@ -205,13 +205,13 @@ class Trainer:
         step = self.step
         with tf.profiler.experimental.Trace("train", step_num=self.state.step + 1, _r=1):
             if num_micro_batches == 1:
-                self._execute(step.update_from_one_batch, self._next(batches), requests)
+                self._execute(step.update, self._next(batches), requests)
                 return
             step.prepare_accumulation()
             for _ in range(num_micro_batches - 1):
                 self._execute(step.accumulate, self._next(batches))
             self._execute(
-                step.update_from_last_micro_batch,
+                step.update,
                 self._next(batches),
                 requests,
                 tf.constant(float(num_micro_batches)),

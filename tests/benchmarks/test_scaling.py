@@ -174,7 +174,7 @@ def test_training_step_applies_the_flags():
     alone = SingleProcess()
     with mock.patch.object(build, "TrainStep") as train_step:
         scaling.training_step(config.resolve(flags), alone, alone, "float32", 10).call()
-    images = train_step.return_value.update_from_one_batch.call_args.args[0]["image"]
+    images = train_step.return_value.update.call_args.args[0]["image"]
     # The augmentation crops them to 8 pixels.
     assert images.shape == (2, 11, 11, 3)
     arguments = train_step.call_args.kwargs

@@ -128,13 +128,13 @@ def training(
     )
     control = tf.TensorSpec([3], tf.int32, "control")
     if config.optimization.gradient_accumulation_steps == 1:
-        yield "single", step.update_from_one_batch.get_concrete_function(batch, control)
+        yield "single", step.update.get_concrete_function(batch, control)
         return
     step.prepare_accumulation()
     yield "accumulate", step.accumulate.get_concrete_function(batch)
     yield (
         "last",
-        step.update_from_last_micro_batch.get_concrete_function(
+        step.update.get_concrete_function(
             batch, control, tf.TensorSpec([], tf.float32, "micro_batches")
         ),
     )

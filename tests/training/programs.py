@@ -114,9 +114,9 @@ def four_steps(micro: int) -> list:
         for part in parts:
             step.accumulate(part)
         if parts:
-            step.update_from_last_micro_batch(last, control, tf.constant(float(micro)))
+            step.update(last, control, tf.constant(float(micro)))
         else:
-            step.update_from_one_batch(last, control)
+            step.update(last, control)
     return [v.numpy().astype(float).ravel()[:200].tolist() for v in model.trainable_variables]
 
 

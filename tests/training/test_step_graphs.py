@@ -38,8 +38,8 @@ def batch(side, images=2):
 def test_step_is_traced_once_per_image_size(step):
     control = tf.constant([0, 0])
     for side in (8, 8, 12, 12, 16, 8, 16, 12):
-        step.update_from_one_batch(batch(side), control)
-    assert step.update_from_one_batch.experimental_get_tracing_count() == 3
+        step.update(batch(side), control)
+    assert step.update.experimental_get_tracing_count() == 3
     assert int(step.optimizer.iterations) == 8
 
 
@@ -49,11 +49,12 @@ def test_step_is_traced_per_batch_size_but_not_per_number_of_micro_batches(step)
     for images, micro_batches in ((2, 2), (2, 3), (2, 4), (4, 2), (2, 2)):
         for _ in range(micro_batches - 1):
             step.accumulate(batch(8, images))
-        step.update_from_last_micro_batch(
-            batch(8, images), control, tf.constant(float(micro_batches))
-        )
+        step.update(batch(8, images), control, tf.constant(float(micro_batches)))
     assert step.accumulate.experimental_get_tracing_count() == 2
-    assert step.update_from_last_micro_batch.experimental_get_tracing_count() == 2
+    assert step.update.experimental_get_tracing_count() == 2
+    # An update without accumulation is another graph.
+    step.update(batch(8), control)
+    assert step.update.experimental_get_tracing_count() == 3
 
 
 def test_delayed_readback_inside_its_context_reads_values_of_two_steps_ago():
