@@ -416,7 +416,7 @@ ARMS = (
     _step("muon", "the planner", _ratio, "--optimizer=muon"),
     _step("tf32", "docs", _ratio, "--precision=float32", gigabytes=44),
     _step("1024", "docs", _ratio, "--per_gpu_batch=1024", gigabytes=94),
-    _step("sony", "the planner", _ratio, "--augmentation=sony"),
+    _step("flash", "the planner", _ratio, "--augmentation=flash"),
     _step(
         "inception32",
         "the planner",

@@ -162,10 +162,10 @@ GAMMA = Study(
     base=_DEEP,
 )
 
-SONY_EPOCHS = 18
+FLASH_EPOCHS = 18
 """The least in which the 30th, 45th and 75th of 90 epochs are whole ones."""
-SONY_GPUS = 8
-SONY_SCALE = 1024 // SONY_GPUS
+FLASH_GPUS = 8
+FLASH_SCALE = 1024 // FLASH_GPUS
 """Divides the batches of Mikami et al.: each virtual GPU has as many images as they have thousands
 in all.
 """
@@ -178,7 +178,8 @@ def growing(*stages: tuple[int, int]) -> str:
     Args:
       stages: the epoch of 90 after which the batch changes, and thousands of images as printed.
     """
-    return "--batch_schedule=" + ",".join(f"{epoch * SONY_EPOCHS // 90}:{k}" for epoch, k in stages)
+    entries = [f"{epoch * FLASH_EPOCHS // 90}:{k}" for epoch, k in stages]
+    return "--batch_schedule=" + ",".join(entries)
 
 
 BATCH_SIZE_CONTROL = Study(
@@ -213,7 +214,7 @@ BATCH_SIZE_CONTROL = Study(
     ),
     notes=(
         (
-            f"Batches are those of Mikami et al. divided by {SONY_SCALE}, on {SONY_GPUS} virtual"
+            f"Batches are those of Mikami et al. divided by {FLASH_SCALE}, on {FLASH_GPUS} virtual"
             " GPUs; theirs change the number of GPUs too. They have no training at 54K without"
             " label smoothing, nor at 32K with it."
         ),
@@ -226,13 +227,13 @@ BATCH_SIZE_CONTROL = Study(
     base=(
         *BASE,
         "--optimizer=lars",
-        "--lr_schedule=sony_a",
-        f"--epochs={SONY_EPOCHS}",
-        f"--warmup_epochs={34 * SONY_EPOCHS / 90:g}",
+        "--lr_schedule=flash_a",
+        f"--epochs={FLASH_EPOCHS}",
+        f"--warmup_epochs={34 * FLASH_EPOCHS / 90:g}",
         "--lars_eta=0.001",
         "--lars_eps=1e-6",
         "--lars_eps_rule=floor",
-        f"--virtual_gpus={SONY_GPUS}",
+        f"--virtual_gpus={FLASH_GPUS}",
         "--target_top1=0.8",
         *REPORT,
     ),

@@ -525,7 +525,7 @@ class OptimizationFlags:
     )
     lr_schedule: str = option(
         "exponential",
-        "How the learning rate decays after the warmup. sony_a and sony_b are the schedules of"
+        "How the learning rate decays after the warmup. flash_a and flash_b are the schedules of"
         " Mikami et al., warmup included; mlperf is polynomial, with MLPerf's values for the"
         " batch.",
         choices=tuple(SCHEDULES),

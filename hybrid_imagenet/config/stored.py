@@ -21,7 +21,7 @@ from hybrid_imagenet.runlog.json_fields import (
     object_of,
 )
 
-FORMAT = 2
+FORMAT = 3
 """Number that config.json has as `format`.
 
 Increase it whenever a flag is removed or gets another meaning, or another key changes.

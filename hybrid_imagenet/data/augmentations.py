@@ -19,7 +19,7 @@ Windows = npt.NDArray[np.int64]
 Uniforms = npt.NDArray[np.float32]
 """Uniform random numbers in [0, 1), [k, n]."""
 
-AUGMENTATIONS = ("none", "alexnet", "inception", "sony", "digits", "shift")
+AUGMENTATIONS = ("none", "alexnet", "inception", "flash", "digits", "shift")
 WHOLE_IMAGE_AUGMENTATIONS = ("digits", "shift")
 """With these, the host decodes whole images for training, and whole images are evaluated."""
 EVALUATION_FRACTION = 224 / 256
@@ -39,7 +39,7 @@ PCA_DEVIATION = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
-class SonyRanges:
+class FlashRanges:
     """Sets the random ranges of the augmentation of Mikami et al.
 
     The defaults are those of the published ImageNet example of the authors' library, where padding,
@@ -70,7 +70,7 @@ class SonyRanges:
 
 # The paper uses padding, brightness and noise "in all our experiments" but gives no values (section
 # 3.2), so these values are our choice.
-SONY = SonyRanges(pad=8, brightness=0.05, noise=0.02)
+FLASH = FlashRanges(pad=8, brightness=0.05, noise=0.02)
 
 # Of an image's random numbers, the host uses those from number 0 on, and the device those from this
 # number on. The host needs at most 40.
@@ -93,22 +93,22 @@ class HostAugmentation:
 def host_augmentation(augmentation: str, image_size: int) -> HostAugmentation:
     """Returns the host's part of an augmentation.
 
-    The Sony augmentation rotates and scales on the device, which needs a square of 320 pixels for
-    an input of 224. `input_side` is the inverse.
+    The augmentation `flash` rotates and scales on the device, which needs a square of 320 pixels
+    for an input of 224. `input_side` is the inverse.
 
     Args:
       augmentation: one of `AUGMENTATIONS`.
       image_size: pixels of the network's input.
     """
-    if augmentation == "sony":
-        return HostAugmentation(0, round(image_size * SONY.stored / 224))
+    if augmentation == "flash":
+        return HostAugmentation(0, round(image_size * FLASH.stored / 224))
     num_draws = {"alexnet": 2, "inception": 4 * INCEPTION_TRIES}.get(augmentation, 0)
     return HostAugmentation(num_draws, image_size)
 
 
 def input_side(augmentation: str, side: int) -> int:
     """Returns the side of the network's input for host images of `side` pixels."""
-    return round(side * 224 / SONY.stored) if augmentation == "sony" else side
+    return round(side * 224 / FLASH.stored) if augmentation == "flash" else side
 
 
 def evaluation_fraction(augmentation: str) -> float:
@@ -131,7 +131,7 @@ def training_windows(augmentation: str, sizes: Sizes, uniform: Uniforms) -> Wind
         return alexnet_windows(sizes, uniform)
     if augmentation == "inception":
         return inception_windows(sizes, uniform)
-    if augmentation == "sony":
+    if augmentation == "flash":
         return center_windows(sizes, 1.0)
     if augmentation in WHOLE_IMAGE_AUGMENTATIONS:
         return np.concatenate([np.zeros_like(sizes), sizes], axis=1)

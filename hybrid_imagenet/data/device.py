@@ -98,16 +98,16 @@ def augment(
     augmentation: str,
     dtype: tf.DType | str = tf.float32,
     *,
-    sony: ranges.SonyRanges = ranges.SONY,
+    flash: ranges.FlashRanges = ranges.FLASH,
 ) -> tf.Tensor:
     """Applies the device's part of a training augmentation, then `normalize`.
 
     Args:
       images: uint8 [b, side, side, 3] from `pipeline.training_batches`.
       seeds: int64 [b, 2].
-      augmentation: none, alexnet, inception, sony, digits or shift.
+      augmentation: none, alexnet, inception, flash, digits or shift.
       dtype: type of the network's input.
-      sony: ranges of the sony augmentation.
+      flash: ranges of the flash augmentation.
 
     Returns:
       [b, s, s, 3] of `dtype`.
@@ -116,8 +116,8 @@ def augment(
         return normalize(_digits(images, seeds), dtype)
     if augmentation == "shift":
         return normalize(_shift(images, seeds), dtype)
-    if augmentation == "sony":
-        return normalize(_sony(images, seeds, sony), dtype)
+    if augmentation == "flash":
+        return normalize(_flash(images, seeds, flash), dtype)
     if augmentation in ("alexnet", "inception"):
         images = _flip(images, uniforms(seeds, 1)[:, 0])
     if augmentation == "alexnet":
@@ -126,7 +126,7 @@ def augment(
 
 
 # XLA compiles these to a few kernels. The others resample with an operation that XLA does not have.
-_XLA_AUGMENTATIONS = ("none", "alexnet", "inception", "sony")
+_XLA_AUGMENTATIONS = ("none", "alexnet", "inception", "flash")
 
 
 def compile_preprocessing(
@@ -256,7 +256,7 @@ def _digits(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
     )
 
 
-def _sony(images: tf.Tensor, seeds: tf.Tensor, bounds: ranges.SonyRanges) -> tf.Tensor:
+def _flash(images: tf.Tensor, seeds: tf.Tensor, bounds: ranges.FlashRanges) -> tf.Tensor:
     """Applies padding, geometry, color and noise of Mikami et al.
 
     Args:
@@ -268,13 +268,13 @@ def _sony(images: tf.Tensor, seeds: tf.Tensor, bounds: ranges.SonyRanges) -> tf.
       float32 [b, s, s, 3], on the scale of 0 to 255; contrast and noise may exceed it.
     """
     stored_side = images.shape[1]
-    side = ranges.input_side("sony", stored_side)
+    side = ranges.input_side("flash", stored_side)
     pad = round(bounds.pad * stored_side / bounds.stored)
     if pad:
         images = tf.pad(images, [[0, 0], [pad, pad], [pad, pad], [0, 0]])
         stored_side += 2 * pad
     draws = uniforms(seeds, 12)
-    x, y = _sony_positions(draws, bounds, stored_side, side)
+    x, y = _flash_positions(draws, bounds, stored_side, side)
     pixels = _bilinear(images, x, y) / 255
     contrast = tf.pow(bounds.contrast, 2 * draws[:, 8:11] - 1)[:, None, None, :]
     brightness = (bounds.brightness * (2 * draws[:, 7] - 1))[:, None, None, None]
@@ -287,8 +287,8 @@ def _sony(images: tf.Tensor, seeds: tf.Tensor, bounds: ranges.SonyRanges) -> tf.
     return pixels * 255
 
 
-def _sony_positions(
-    draws: tf.Tensor, bounds: ranges.SonyRanges, stored_side: int, side: int
+def _flash_positions(
+    draws: tf.Tensor, bounds: ranges.FlashRanges, stored_side: int, side: int
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the position of each output pixel in the stored image.
 

@@ -9,7 +9,7 @@ top-1 in 505 s on 1,024 V100.
 """
 
 from hybrid_imagenet.recipes import Recipe
-from hybrid_imagenet.recipes._sony import CONFIGURATION_A
+from hybrid_imagenet.recipes._flash import CONFIGURATION_A
 
 RECIPE = Recipe(
     name="flash_a",

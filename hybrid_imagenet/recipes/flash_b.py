@@ -12,7 +12,7 @@ with 32K images (Table 3).
 """
 
 from hybrid_imagenet.recipes import Recipe
-from hybrid_imagenet.recipes._sony import CONFIGURATION_B
+from hybrid_imagenet.recipes._flash import CONFIGURATION_B
 
 RECIPE = Recipe(
     name="flash_b",

@@ -10,7 +10,7 @@ Published: 75.03 % top-1 in 224 s on 2,176 V100.
 """
 
 from hybrid_imagenet.recipes import Recipe
-from hybrid_imagenet.recipes._sony import CONFIGURATION_A
+from hybrid_imagenet.recipes._flash import CONFIGURATION_A
 
 RECIPE = Recipe(
     name="flash_exp1",

@@ -12,7 +12,7 @@ batch stays the same, so with a constant number of workers nothing changes.
 """
 
 from hybrid_imagenet.recipes import Recipe
-from hybrid_imagenet.recipes._sony import CONFIGURATION_B
+from hybrid_imagenet.recipes._flash import CONFIGURATION_B
 
 RECIPE = Recipe(
     name="flash_exp2",

@@ -13,7 +13,7 @@ program keeps the number of GPUs, so each of 2,048 GPUs changes from 27 to 32 im
 """
 
 from hybrid_imagenet.recipes import Recipe
-from hybrid_imagenet.recipes._sony import CONFIGURATION_B
+from hybrid_imagenet.recipes._flash import CONFIGURATION_B
 
 RECIPE = Recipe(
     name="flash_exp3",

@@ -18,7 +18,7 @@ worker, which would need 4,352 GPUs, more than their 4,096.
 """
 
 from hybrid_imagenet.recipes import Recipe
-from hybrid_imagenet.recipes._sony import CONFIGURATION_A
+from hybrid_imagenet.recipes._flash import CONFIGURATION_A
 
 RECIPE = Recipe(
     name="flash_exp4",

@@ -217,7 +217,7 @@ class ConstantDecay(Decay):
 
 
 @dataclasses.dataclass(frozen=True)
-class SonyADecay(Decay):
+class FlashADecay(Decay):
     """Configuration A of Mikami et al.; `peak` has no effect.
 
     It is linear from 1e-5 to 34, then polynomial of power 2 to 0. The paper has 34 epochs of
@@ -233,7 +233,7 @@ class SonyADecay(Decay):
 
 
 @dataclasses.dataclass(frozen=True)
-class SonyBDecay(Decay):
+class FlashBDecay(Decay):
     """Configuration B of Mikami et al., as printed; `peak` and `start` have no effect.
 
     It jumps at epochs 5 and 30.
@@ -261,8 +261,8 @@ SCHEDULES: dict[str, type[Decay]] = {
     "poly": PolynomialDecay,
     "cosine": CosineDecay,
     "constant": ConstantDecay,
-    "sony_a": SonyADecay,
-    "sony_b": SonyBDecay,
+    "flash_a": FlashADecay,
+    "flash_b": FlashBDecay,
     "mlperf": MLPerfDecay,
 }
 FIXED_SCHEDULES = tuple(name for name, decay in SCHEDULES.items() if decay.fixed)
@@ -443,8 +443,8 @@ def create(
 
     Args:
       lr_schedule: decay after the warmup: "exponential", "step", "poly", "cosine", "constant",
-        "sony_a", "sony_b" or "mlperf", as for `--lr_schedule`.
-      lr: learning rate before scaling; "sony_a" and "sony_b" have their own.
+        "flash_a", "flash_b" or "mlperf", as for `--lr_schedule`.
+      lr: learning rate before scaling; "flash_a" and "flash_b" have their own.
       epochs: length of the run, at which schedules end.
       workers: N, number of GPUs.
       base_batch: images per update of all workers at the start of the run.

@@ -169,7 +169,7 @@ def test_training_step_applies_the_flags():
         "--jit_compile",
         "--loss=sigmoid",
         "--label_smoothing=0.1",
-        "--augmentation=sony",
+        "--augmentation=flash",
     ]
     alone = SingleProcess()
     with mock.patch.object(build, "TrainStep") as train_step:

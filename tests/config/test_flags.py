@@ -102,7 +102,7 @@ def test_adamw_without_a_learning_rate_is_rejected_and_the_error_suggests_one(ar
     assert (arguments["learning_rate"], arguments["weight_decay"]) == (0.001, 0.05)
 
 
-@pytest.mark.parametrize("schedule", ["sony_a", "mlperf"])
+@pytest.mark.parametrize("schedule", ["flash_a", "mlperf"])
 def test_adamw_with_a_schedule_that_has_rates_of_sgd_is_rejected(schedule):
     with pytest.raises(UserError, match=f"--lr_schedule={schedule} .* --optimizer=adamw"):
         config.resolve(["--optimizer=adamw", f"--lr_schedule={schedule}"])

@@ -115,7 +115,7 @@ RANDOM = ("--random_batch=8", "--sync_batch_norm")
         (["--profile_steps=10"], ["--profile_steps=10", "first and the last"]),
         (["--bad_records=stop"], ["--bad_records=stop", "fail, skip"]),
         (["--target_top1=1.5"], ["--target_top1=1.5", "at most 1"]),
-        (["--lr_schedule=sony_b"], ["--lr_schedule=sony_b"]),
+        (["--lr_schedule=flash_b"], ["--lr_schedule=flash_b"]),
         (["--lr_schedule=mlperf", "--optimizer=adabound"], ["--lr_schedule=mlperf"]),
         (["--recipe=mlperf_lars", "--optimizer=sgd"], ["--optimizer=sgd", "Set --lr"]),
         (["--lr_schedule=step", "--lr_steps=30,20"], ["--lr_steps=30,20"]),
@@ -156,7 +156,7 @@ RANDOM = ("--random_batch=8", "--sync_batch_norm")
         (["--loss_scale=inf"], ["--loss_scale=inf is invalid"]),
         (
             ["--recipe=flash_a", "--lr=1"],
-            ["--lr cannot be combined with --lr_schedule=sony_a", "--lars_eta"],
+            ["--lr cannot be combined with --lr_schedule=flash_a", "--lars_eta"],
         ),
         (
             ["--recipe=flash_b", "--momentum=.9"],

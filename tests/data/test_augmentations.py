@@ -72,7 +72,6 @@ def test_evaluation_fraction_of_digits_is_the_whole_image():
 
 
 @pytest.mark.parametrize("side", [32, 64, 128, 160, 192, 224, 299])
-def test_input_side_inverts_the_host_side_of_the_sony_augmentation(side):
-    assert (
-        augmentations.input_side("sony", augmentations.host_augmentation("sony", side).side) == side
-    )
+def test_input_side_inverts_the_host_side_of_the_flash_augmentation(side):
+    host_side = augmentations.host_augmentation("flash", side).side
+    assert augmentations.input_side("flash", host_side) == side

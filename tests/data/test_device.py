@@ -75,30 +75,30 @@ def test_augment_shift_crops_the_padded_image_and_may_flip_it():
 
 
 @pytest.mark.parametrize("pad", [0, 2])
-def test_augment_sony_equals_the_reference_with_and_without_padding(pad):
+def test_augment_flash_equals_the_reference_with_and_without_padding(pad):
     # 32 pixels of 320 are 2 pixels of 20.
     images = denormalized(
-        device.augment(IMAGES, SEEDS, "sony", sony=augmentations.SonyRanges(pad=16 * pad))
+        device.augment(IMAGES, SEEDS, "flash", flash=augmentations.FlashRanges(pad=16 * pad))
     )
     assert images.shape == (16, 14, 14, 3)
     u = sampling.uniforms(SEEDS, 11, augmentations.DEVICE_STREAM).astype(np.float64)
     for image, original, draws in zip(images, IMAGES, u, strict=True):
         padded = np.pad(original / 255, ((pad, pad), (pad, pad), (0, 0)))
-        np.testing.assert_allclose(image, augment_reference.sony(padded, 14, draws), atol=2e-4)
+        np.testing.assert_allclose(image, augment_reference.flash(padded, 14, draws), atol=2e-4)
 
 
-def test_augment_sony_with_noise_and_brightness_adds_them():
-    plain = denormalized(device.augment(IMAGES, SEEDS, "sony", sony=augmentations.SonyRanges()))
-    fixed_contrast = augmentations.SonyRanges(contrast=1.0)
-    calm = denormalized(device.augment(IMAGES, SEEDS, "sony", sony=fixed_contrast))
+def test_augment_flash_with_noise_and_brightness_adds_them():
+    plain = denormalized(device.augment(IMAGES, SEEDS, "flash", flash=augmentations.FlashRanges()))
+    fixed_contrast = augmentations.FlashRanges(contrast=1.0)
+    calm = denormalized(device.augment(IMAGES, SEEDS, "flash", flash=fixed_contrast))
     bright = denormalized(
         device.augment(
-            IMAGES, SEEDS, "sony", sony=augmentations.SonyRanges(contrast=1.0, brightness=0.2)
+            IMAGES, SEEDS, "flash", flash=augmentations.FlashRanges(contrast=1.0, brightness=0.2)
         )
     )
     noisy = denormalized(
         device.augment(
-            IMAGES, SEEDS, "sony", sony=augmentations.SonyRanges(contrast=1.0, noise=0.1)
+            IMAGES, SEEDS, "flash", flash=augmentations.FlashRanges(contrast=1.0, noise=0.1)
         )
     )
     assert np.abs(plain - calm).max() > 0.01

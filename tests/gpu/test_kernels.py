@@ -189,7 +189,7 @@ def test_xla_compiles_update_augmentations_and_step_for_each_gpu(target, compile
     """Compiles the update, the augmentations of the papers, and the step of --jit_compile."""
     precision = "float32" if target == "p40" else "mixed_float16"
     assert 4 < len(kernels_of(module("hybrid"), target, compiler, tmp_path)) <= 10
-    for name in ("alexnet", "inception", "sony"):
+    for name in ("alexnet", "inception", "flash"):
         assert (
             1
             <= len(kernels_of(augmentation_program(name, precision), target, compiler, tmp_path))

@@ -246,7 +246,7 @@ def test_recipe_short_scales_decoupled_decay_with_the_batch(gpus, decay):
     assert f"decoupled decay {decay:.3g} of the weights a step at batch {256 * gpus}" in lines
 
 
-@pytest.mark.parametrize("schedule", ["sony_a", "sony_b"])
+@pytest.mark.parametrize("schedule", ["flash_a", "flash_b"])
 def test_optimizer_arguments_of_a_published_schedule_have_its_peak(schedule):
     flags = [
         "--optimizer=lars",

@@ -59,7 +59,7 @@ def inception_window(height, width, draws):
     return None
 
 
-def sony(image, side, u, scale=(0.77, 1.54), angle=0.5, aspect=1.3, distortion=0.2, contrast=1.1):
+def flash(image, side, u, scale=(0.77, 1.54), angle=0.5, aspect=1.3, distortion=0.2, contrast=1.1):
     """Augments one image [n, n, 3] in [0, 1] as in Mikami et al., with its random numbers u.
 
     The numbers are for flip, scale, aspect, rotation, center x, center y, distortion, brightness,

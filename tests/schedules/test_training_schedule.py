@@ -52,9 +52,9 @@ CASES = {
     "poly": (create("poly", **MLPERF), lambda e: reference.mlperf(e, 17, 5, 42), 42),
     "cosine": (create("cosine", **MLPERF), lambda e: reference.cosine(e, 17, 5, 42), 42),
     "constant": (create("constant"), lambda e: Fraction(24, 10), 90),
-    "sony_a": (create("sony_a", warmup_epochs=34), reference.mikami_a, 90),
-    "sony_a, 12": (create("sony_a", warmup_epochs=12), lambda e: reference.mikami_a(e, 12), 90),
-    "sony_b": (create("sony_b", warmup_epochs=5), reference.mikami_b, 90),
+    "flash_a": (create("flash_a", warmup_epochs=34), reference.mikami_a, 90),
+    "flash_a, 12": (create("flash_a", warmup_epochs=12), lambda e: reference.mikami_a(e, 12), 90),
+    "flash_b": (create("flash_b", warmup_epochs=5), reference.mikami_b, 90),
     "mlperf": (create("mlperf", **MLPERF), lambda e: reference.mlperf(e, 17, 5, 42), 42),
 }
 
@@ -132,8 +132,8 @@ def test_schedule_rates_and_bounds_scale_with_the_batch():
         == unscaled(5.0, 5.1, 9999)["learning_rate"]
         == 17.0
     )
-    sony = create("sony_b", warmup_epochs=5)
-    assert sony(6.0, 6.1, 34816)["learning_rate"] == sony(6.0, 6.1, 121856)["learning_rate"]
+    flash = create("flash_b", warmup_epochs=5)
+    assert flash(6.0, 6.1, 34816)["learning_rate"] == flash(6.0, 6.1, 121856)["learning_rate"]
 
 
 PRINTED = [
@@ -149,7 +149,7 @@ PRINTED = [
 
 @pytest.mark.parametrize(("batch", "momentum"), PRINTED)
 def test_schedule_momentum_by_noise_scale_equals_the_published_values(batch, momentum):
-    schedule = create("sony_b", momentum_rule="noise_scale")
+    schedule = create("flash_b", momentum_rule="noise_scale")
     value = schedule(6.0, 6.1, batch)["momentum"]
     assert value == pytest.approx(momentum, abs=5e-5)
     # The noise scale of Smith and Le, g = lr N / (B (1 - m)), equals the one at batch 32768 and
@@ -158,9 +158,9 @@ def test_schedule_momentum_by_noise_scale_equals_the_published_values(batch, mom
 
 
 def test_schedule_momentum_by_inverse_noise_scale_and_its_lower_limit():
-    schedule = create("sony_b", momentum_rule="noise_scale_inverse")
+    schedule = create("flash_b", momentum_rule="noise_scale_inverse")
     assert schedule(6.0, 6.1, 65536)["momentum"] == pytest.approx(0.8)
-    assert create("sony_b", momentum_rule="noise_scale")(6.0, 6.1, 1024)["momentum"] == 0.0
+    assert create("flash_b", momentum_rule="noise_scale")(6.0, 6.1, 1024)["momentum"] == 0.0
 
 
 def test_schedule_warmup_never_starts_above_its_end():

@@ -6,7 +6,7 @@ from hybrid_imagenet import config, print_config
 from hybrid_imagenet.analysis import published
 from hybrid_imagenet.config import derived
 from studies import trial_runs
-from studies.definitions import SONY_EPOCHS, SONY_GPUS, SONY_SCALE, STUDIES
+from studies.definitions import FLASH_EPOCHS, FLASH_GPUS, FLASH_SCALE, STUDIES
 from studies.figure_3_1 import FIGURE_3_1
 from studies.questions import EPOCHS, TUNING
 
@@ -25,7 +25,7 @@ def test_arms_of_all_studies_are_valid_configurations(study, arm):
     assert resolved.evaluation.target_top1 == (0.8,)
     # This raises if a batch does not fit the data.
     plan = print_config.plan(resolved, IMAGES)
-    assert len(plan) == (SONY_EPOCHS if study.name == "batch_size_control" else EPOCHS)
+    assert len(plan) == (FLASH_EPOCHS if study.name == "batch_size_control" else EPOCHS)
 
 
 @pytest.mark.parametrize("study", STUDIES.values(), ids=lambda s: s.name)
@@ -97,7 +97,7 @@ def test_numbers_of_mikami_et_al_equal_the_published_table():
 
 
 # Table 3 of Mikami et al.: the global batch at epochs 1, 31, 46 and 76 of 90.
-SONY = {
+FLASH = {
     "reference": (32768, 32768, 32768, 32768),
     "exp1": (34816, 69632, 69632, 69632),
     "exp2": (55296, 55296, 55296, 55296),
@@ -106,16 +106,16 @@ SONY = {
 }
 
 
-@pytest.mark.parametrize("arm", SONY)
+@pytest.mark.parametrize("arm", FLASH)
 def test_batches_of_mikami_et_al_are_divided_by_one_factor(arm):
     resolved = config.resolve(
         STUDIES["batch_size_control"].arguments(arms_by_name("batch_size_control")[arm], 0)
     )
     schedule = derived.batches(resolved)
-    for epoch, batch in zip((0, 30, 45, 75), SONY[arm], strict=True):
-        at = epoch * SONY_EPOCHS / 90
+    for epoch, batch in zip((0, 30, 45, 75), FLASH[arm], strict=True):
+        at = epoch * FLASH_EPOCHS / 90
         assert at == int(at)
-        assert schedule.at(int(at)).global_batch(SONY_GPUS) * SONY_SCALE == batch
+        assert schedule.at(int(at)).global_batch(FLASH_GPUS) * FLASH_SCALE == batch
     # Table 3, column LS.
     assert bool(resolved.data.label_smoothing) == (arm in ("exp2", "exp3", "exp4"))
     plan = print_config.plan(resolved, IMAGES)

@@ -24,15 +24,15 @@ _COMMON = {
     "optimizer": "lars",
     "lars_eps": 1e-06,
     "lars_eps_rule": "floor",
-    "augmentation": "sony",
+    "augmentation": "flash",
     "allreduce": "torus",
     "eval_every_epochs": 4,
     "checkpoint_every_epochs": 4,
 }
-CONFIGURATION_A = {**_COMMON, "lr_schedule": "sony_a", "warmup_epochs": 34.0}
+CONFIGURATION_A = {**_COMMON, "lr_schedule": "flash_a", "warmup_epochs": 34.0}
 CONFIGURATION_B = {
     **_COMMON,
-    "lr_schedule": "sony_b",
+    "lr_schedule": "flash_b",
     "warmup_epochs": 5.0,
     "momentum_rule": "noise_scale",
 }
