@@ -108,9 +108,9 @@ def implementations(
         peer(BASELINE, keras.optimizers.SGD(1e-3, momentum=0.9)),
         peer("keras Adam", keras.optimizers.Adam(1e-3)),
         ours("sgd", 1.0, optimizer="sgd", weight_decay=1e-4),
-        ours("lars", 1.0, optimizer="lars", eta=0.001),
-        ours("hybrid, SGD with LARS", 1.0, optimizer="hybrid", lars_eta=0.001),
-        ours("hybrid, AdaBound warmup", 0.0, optimizer="hybrid", lars_eta=0.001),
+        ours("lars", 1.0, optimizer="lars", trust_coefficient=0.001),
+        ours("hybrid, SGD with LARS", 1.0, optimizer="hybrid", trust_coefficient=0.001),
+        ours("hybrid, AdaBound warmup", 0.0, optimizer="hybrid", trust_coefficient=0.001),
         ours("adabound", 1.0, optimizer="adabound"),
         OptimizerImplementation(
             "square sums of gradients",

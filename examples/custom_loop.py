@@ -30,7 +30,8 @@ def main() -> None:
         [keras.Input((64,)), keras.layers.Dense(128, "relu"), keras.layers.Dense(10)]
     )
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    optimizer = hi.DistributedOptimizer(hi.optimizers.LARS(learning_rate=0.5 * hi.size(), eta=0.01))
+    lars = hi.optimizers.LARS(learning_rate=0.5 * hi.size(), trust_coefficient=0.01)
+    optimizer = hi.DistributedOptimizer(lars)
     model.compile(optimizer)
     # All ranks start with the weights of rank 0. Without this call the first step raises an error.
     hi.broadcast_model(model)

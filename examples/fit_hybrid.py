@@ -44,7 +44,7 @@ def optimizer(options: argparse.Namespace) -> keras.optimizers.Optimizer:
         peak, options.epochs, warmup_epochs=options.warmup_epochs, lr_decay=options.decay
     )
     # `fit` sets the trust coefficient of LARS from the batch of all ranks and the learning rate.
-    # Pass lars_eta=... to set another one. Lu et al. do not print theirs.
+    # Pass trust_coefficient=... to set another one. Lu et al. do not print theirs.
     return hi.DistributedOptimizer(hi.optimizers.Hybrid(weight_decay=1e-4), schedule=schedule)
 
 

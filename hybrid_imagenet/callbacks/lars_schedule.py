@@ -27,8 +27,8 @@ class LARSSchedule(StepSchedule):
 
     of the norms of the layer's weights w and of their gradient g, with the weight decay λ and the
     trust coefficient η. The optimizer computes the ratio. After the warmup of hybrid gradient
-    computing, the exponent of the ratio may grow from 0 to 1 over some epochs (`lars_share`,
-    --hybrid_ramp_epochs).
+    computing, the exponent of the ratio may grow from 0 to 1 over some epochs
+    (`trust_ratio_exponent`, --hybrid_ramp_epochs).
 
     Args:
       derives_coefficient: whether to set the trust coefficient of optimizers that lack one

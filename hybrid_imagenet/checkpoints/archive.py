@@ -27,7 +27,7 @@ from hybrid_imagenet.errors import LOAD_WEIGHTS_WITH_NUMPY, UserError, check_for
 
 # Increase it whenever the content changes: arrays, the description or the state of a run. Files
 # with another number are rejected, so no code needs to know how they differ.
-FORMAT = 2
+FORMAT = 3
 _META = "meta"
 _ARRAY_PREFIX = "array/"
 _SUFFIX = ".npy"

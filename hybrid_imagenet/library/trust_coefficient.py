@@ -62,7 +62,7 @@ def _print_coefficient(
 ) -> None:
     step = relative_step.tuned_step_law(batch)
     print(
-        f"{optimizer.name}: {optimizer.trust_coefficient_option}={coefficient:.4g} for a global"
+        f"{optimizer.name}: trust_coefficient={coefficient:.4g} for a global"
         f" batch of {batch} and a learning rate of {rate:g}: LARS moves a layer by {step:.2g} of"
         " its norm in a step",
         file=sys.stderr,
@@ -96,7 +96,8 @@ def _peak(
     for epoch in _epochs_to_try(schedule, epochs):
         values = schedule(epoch, epoch, getattr(schedule, "base_batch", 0))
         rate = values.get("learning_rate", optimizer.learning_rate)
-        lars_acts = values.get("phase", 1.0) > 0.5 and values.get("lars_share", 1.0) >= 1.0
+        is_sgd = values.get("phase", 1.0) > 0.5
+        lars_acts = is_sgd and values.get("trust_ratio_exponent", 1.0) >= 1.0
         if lars_acts and rate > peak:
             peak = rate
             momentum = values.get("momentum", momentum)

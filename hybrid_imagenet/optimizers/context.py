@@ -32,7 +32,7 @@ class StepHyperparameters(NamedTuple):
       phase: 1 in the second of two phases, else 0; selects between two update rules.
       lower_bound: Lower bound of AdaBound's rate.
       upper_bound: Upper bound of AdaBound's rate.
-      lars_share: Exponent s of the trust ratio: 1 if LARS alone sets the rate of a layer.
+      trust_ratio_exponent: Exponent s of the trust ratio: 1 if LARS alone sets the rate of a layer.
     """
 
     learning_rate: tf.Tensor
@@ -40,7 +40,7 @@ class StepHyperparameters(NamedTuple):
     phase: tf.Tensor
     lower_bound: tf.Tensor
     upper_bound: tf.Tensor
-    lars_share: tf.Tensor
+    trust_ratio_exponent: tf.Tensor
 
     @classmethod
     def from_vector(cls, vector: tf.Tensor) -> StepHyperparameters:

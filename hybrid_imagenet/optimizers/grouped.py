@@ -80,7 +80,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer, abc.ABC):
         hyperparameters = Hyperparameters(
             learning_rate=learning_rate,
             momentum=getattr(arguments, "momentum", 0.0),
-            lars_share=1.0,
+            trust_ratio_exponent=1.0,
             lower_bound=learning_rate,
             upper_bound=learning_rate,
         )

@@ -71,7 +71,7 @@ def hybrid_step(
         rate = np.clip(step_size / (np.sqrt(v) + options.adabound_eps), lower, upper)
         return w - rate * m, m, v
     # SGD with LARS
-    assert options.lars_eta is not None
+    assert options.trust_coefficient is not None
     weight_norm = float(np.linalg.norm(w))
     gradient_norm = float(np.linalg.norm(grad))
     ratio = 1.0
@@ -81,7 +81,7 @@ def hybrid_step(
             denominator = max(denominator, options.lars_eps)
         else:
             denominator += options.lars_eps
-        ratio = options.lars_eta * weight_norm / denominator
+        ratio = options.trust_coefficient * weight_norm / denominator
     gradient = grad + options.weight_decay * w
     u = momentum * (handover * m) + (1 - momentum) * learning_rate * ratio * gradient
     return w - u, u, v
@@ -127,9 +127,9 @@ class Hybrid(LayerScaledOptimizer):
         w -= u
 
     The exponent s may grow from 0, which gives each layer the learning rate P of the end of phase
-    0, to 1, where LARS alone sets it (`hybrid_ramp_epochs` of the schedule). Without `lars_eta`,
-    `fit` with `default_callbacks()` derives it from the global batch and the learning rate at the
-    beginning of phase 1.
+    0, to 1, where LARS alone sets it (`hybrid_ramp_epochs` of the schedule). Without
+    `trust_coefficient`, `fit` with `default_callbacks()` derives it from the global batch and the
+    learning rate at the beginning of phase 1.
 
     Lu et al. do not say how the velocity u begins. `handover` chooses:
 
@@ -165,7 +165,7 @@ class Hybrid(LayerScaledOptimizer):
       bias_correction: whether Adam's step is corrected for bias; Lu et al. print no correction
         (default: True).
       handover: how the velocity begins: "continuous", "reset" or "rescale" (default: "continuous").
-      lars_eta: trust coefficient of LARS (default: None, derived by `fit`).
+      trust_coefficient: eta of LARS (default: None, derived by `fit`).
       lars_eps: guard of the denominator of LARS's ratio (default: 0.0).
       lars_eps_rule: "add" or "floor", see `hi.optimizers.LARS` (default: "add").
       lars_variant: "you", "larc" or "none", see `hi.optimizers.LARS` (default: "you").
@@ -184,13 +184,12 @@ class Hybrid(LayerScaledOptimizer):
     Options = HybridOptions
     Slots = Moments
     num_phases = 2
-    trust_coefficient_option = "lars_eta"
 
     @property
     def layer_scaling(self) -> LayerScaling:
         options = self.options
         return LayerScaling(
-            options.lars_variant, options.lars_eta, options.lars_eps, options.lars_eps_rule
+            options.lars_variant, options.trust_coefficient, options.lars_eps, options.lars_eps_rule
         )
 
     def build(self, variables: Any) -> None:
@@ -241,7 +240,7 @@ class Hybrid(LayerScaledOptimizer):
             gradient_norms,
             hyperparameters.learning_rate,
             factor=self.gradient_factor(hyperparameters.momentum),
-            exponent=hyperparameters.lars_share,
+            trust_ratio_exponent=hyperparameters.trust_ratio_exponent,
         )
         if ratios is not None:
             ratios = tf.where(terms.is_sgd, ratios, 1.0)

@@ -24,7 +24,7 @@ from hybrid_imagenet.optimizers.loss_scale import LossScale
 from hybrid_imagenet.optimizers.precision import AUTO, choose, computes_in_float16
 from hybrid_imagenet.schedules import training_schedule
 
-FORMAT = 1
+FORMAT = 2
 """Number of the form in which Keras saves a `DistributedOptimizer`.
 
 Increase it whenever the configuration or the saved variables change.

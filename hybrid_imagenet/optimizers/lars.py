@@ -44,9 +44,9 @@ class LARS(LayerScaledOptimizer):
     Biases and normalization parameters have ratio 1 and no decay (Jia et al. §3.2); a layer with a
     norm of 0 has ratio 1. Norms and ratios are computed in float32. The slot `velocity` holds v.
 
-    Without `eta`, `fit` with `default_callbacks()` derives it from the global batch and the peak of
-    the learning rate, so that a layer moves as far in a step as in MLPerf's tuned runs. Other loops
-    need `eta`.
+    Without `trust_coefficient`, `fit` with `default_callbacks()` derives it from the global batch
+    and the peak of the learning rate, so that a layer moves as far in a step as in MLPerf's tuned
+    runs. Other loops need `trust_coefficient`.
 
     Example:
       schedule = hi.schedules.polynomial(10.0, epochs=40, warmup_epochs=5)
@@ -60,7 +60,7 @@ class LARS(LayerScaledOptimizer):
       global_clipnorm: largest norm of the gradient of all weights together, averaged over ranks.
         Larger gradients are scaled down to it (default: None, no clipping).
       name: name of the optimizer (default: "", as for --optimizer).
-      eta: trust coefficient; MLPerf uses 0.001 with learning rates of 7 and more (default: None,
+      trust_coefficient: eta; MLPerf uses 0.001 with learning rates of 7 and more (default: None,
         derived by `fit`).
       eps: guard of the ratio's denominator (default: 0.0).
       eps_rule: "add" adds eps to the denominator, as MLPerf does; "floor" replaces smaller
@@ -86,7 +86,9 @@ class LARS(LayerScaledOptimizer):
     @property
     def layer_scaling(self) -> LayerScaling:
         options = self.options
-        return LayerScaling(options.variant, options.eta, options.eps, options.eps_rule)
+        return LayerScaling(
+            options.variant, options.trust_coefficient, options.eps, options.eps_rule
+        )
 
     def prepare(self, ctx: PrepareContext) -> LarsTerms:
         return LarsTerms(weight_norms(self, ctx))
@@ -163,9 +165,9 @@ def layer_rates(
     learning_rate: tf.Tensor,
     *,
     factor: float | tf.Tensor = 1.0,
-    exponent: tf.Tensor | None = None,
+    trust_ratio_exponent: tf.Tensor | None = None,
 ) -> LayerRates:
-    """Computes factor * learning rate * ratio^exponent for each layer, for LARS and hybrid.
+    """Computes factor * learning rate * ratio^s for each layer, for LARS and hybrid.
 
     Biases and normalization parameters have the ratio 1. Norms and ratios are float32.
 
@@ -175,8 +177,8 @@ def layer_rates(
       gradient_norms: L2 norms of the gradients [n], without weight decay.
       learning_rate: Global learning rate.
       factor: Factor of all learning rates.
-      exponent: Exponent of the ratio, from 0 (all layers have the global rate) to 1 (LARS). None
-        for 1. Steps between are even in the logarithm.
+      trust_ratio_exponent: Exponent s of the ratio, from 0 (all layers have the global rate) to 1
+        (LARS). None for 1. Steps between are even in the logarithm.
 
     Raises:
       UserError: Without a trust coefficient.
@@ -204,8 +206,9 @@ def layer_rates(
     )
     if scaling.variant == "larc":
         ratios = larc_ratio(ratios, learning_rate)
-    if exponent is not None:
-        ratios = tf.where(exponent < 1.0, ratios**exponent, ratios)
+    if trust_ratio_exponent is not None:
+        has_ramp_ended = trust_ratio_exponent >= 1.0
+        ratios = tf.where(has_ramp_ended, ratios, ratios**trust_ratio_exponent)
     kernels = optimizer.kernel_indices()
     is_kernel = np.zeros(len(optimizer.kinds), bool)
     is_kernel[kernels] = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 from hybrid_imagenet.optimizers.grouped import GroupedOptimizer
 from hybrid_imagenet.schedules import relative_step
@@ -38,9 +38,6 @@ class LayerScaledOptimizer(GroupedOptimizer):
     batch. From then on the value is part of the configuration, as if it had been passed.
     """
 
-    trust_coefficient_option: ClassVar[str] = "eta"
-    """Name of the option that is the trust coefficient."""
-
     def __init__(self, *values: Any, **options: Any):
         super().__init__(*values, **options)
         self.scales_layers = self.layer_scaling.variant != "none"
@@ -62,7 +59,7 @@ class LayerScaledOptimizer(GroupedOptimizer):
 
     def set_trust_coefficient(self, value: float) -> None:
         """Sets the trust coefficient; call it before the first step is traced."""
-        self.options = dataclasses.replace(self.options, **{self.trust_coefficient_option: value})
+        self.options = dataclasses.replace(self.options, trust_coefficient=value)
 
     def gradient_factor(self, momentum: Any) -> Any:
         """Returns the factor of the gradient in the velocity, see `relative_step`.
@@ -95,13 +92,12 @@ class LayerScaledOptimizer(GroupedOptimizer):
           momentum: Momentum at the same time.
         """
         problem = f"The optimizer {self.name} has no trust coefficient. {reason}"
-        option = self.trust_coefficient_option
         if learning_rate <= 0:
-            return f"{problem} Raise the learning rate, or pass {option}."
+            return f"{problem} Raise the learning rate, or pass trust_coefficient."
         # The tuned relative step grows with the square root of the batch.
         coefficient_at_batch_1 = self.tuned_trust_coefficient(1, learning_rate, momentum)
         return (
-            f"{problem} Pass {option}={coefficient_at_batch_1:.3g} * batch**0.5, which suits a"
-            f" learning rate of {learning_rate:g}; batch is the number of examples of all ranks in"
-            " an update."
+            f"{problem} Pass trust_coefficient={coefficient_at_batch_1:.3g} * batch**0.5, which"
+            f" suits a learning rate of {learning_rate:g}; batch is the number of examples of all"
+            " ranks in an update."
         )

@@ -111,14 +111,14 @@ class LarsOptions(MomentumOptions):
     """Options of `lars`.
 
     Attributes:
-      eta: trust coefficient. By default `fit` sets it from the global batch and the peak learning
+      trust_coefficient: eta. By default `fit` sets it from the global batch and the peak learning
         rate, see `optimizers.layer_scaled`.
     """
 
     learning_rate: float = 1.0
     momentum: float = _momentum(0.9, "Momentum of LARS.")
     _: dataclasses.KW_ONLY
-    eta: float | None = option(
+    trust_coefficient: float | None = option(
         None,
         "Trust coefficient (Mikami et al. state 0.01, LARC 0.02).",
         minimum=0,
@@ -139,8 +139,8 @@ class HybridOptions(MomentumOptions):
       adabound_beta1: decay of AdaBound's first moment.
       adabound_beta2: decay of AdaBound's second moment.
       adabound_eps: added to sqrt(v).
-      lars_eta: trust coefficient. By default `fit` sets it from the global batch and the learning
-        rate after the warmup, see `optimizers.layer_scaled`.
+      trust_coefficient: eta of LARS. By default `fit` sets it from the global batch and the
+        learning rate after the warmup, see `optimizers.layer_scaled`.
     """
 
     momentum: float = _momentum(
@@ -164,11 +164,12 @@ class HybridOptions(MomentumOptions):
         choices=HANDOVERS,
         flag="hybrid_handover",
     )
-    lars_eta: float | None = option(
+    trust_coefficient: float | None = option(
         None,
         "Trust coefficient, which Lu et al. do not print (default: derived from the batch, see"
         " docs/methods.md).",
         minimum=0,
+        flag="lars_eta",
     )
     lars_eps: float = option(0.0, _EPS, minimum=0)
     lars_eps_rule: str = option("add", _EPS_RULE, choices=EPS_RULES)

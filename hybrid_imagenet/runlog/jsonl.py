@@ -101,9 +101,9 @@ KEYS: Mapping[str, str] = {
     "phase": "0 in the AdaBound-bounded warmup of hybrid, 1 after it and for the other optimizers",
     "lower_bound": "AdaBound's lower bound Bl",
     "upper_bound": "AdaBound's upper bound Bu",
-    "lars_share": (
-        "share s of LARS while it is blended in after T: a layer's learning rate is learning rate *"
-        " ratio^s"
+    "trust_ratio_exponent": (
+        "exponent s of the trust ratio while LARS is ramped up after T: a layer's learning rate is"
+        " learning rate * ratio^s"
     ),
     "loss_scale": "factor on the loss before backpropagation",
     "skipped_steps": (

@@ -353,7 +353,7 @@ class Schedule:
         Returns:
           Numbers by name: `learning_rate`, `phase` (0 in a bounded warmup, else 1), `lower_bound`
           and `upper_bound` of AdaBound's step; `momentum`, unless the optimizer keeps its own; and
-          `lars_share`, the exponent s, if LARS is blended in. In phase 0 the learning rate is the
+          `trust_ratio_exponent` s, in a run with a ramp. In phase 0 the learning rate is the
           one that SGD would have, lr * N.
         """
         if start < self.bounded_epochs:
@@ -400,7 +400,7 @@ class Schedule:
         values["lower_bound"], values["upper_bound"] = bounds
         if self.ramp_epochs:
             progress = (start - self.bounded_epochs) / self.ramp_epochs
-            values["lars_share"] = min(max(progress, 0.0), 1.0)
+            values["trust_ratio_exponent"] = min(max(progress, 0.0), 1.0)
         return values
 
 

@@ -53,7 +53,7 @@ def at_step(config: RunConfig, values: Mapping[str, float]) -> float | None:
     if OPTIMIZERS[config.optimization.optimizer].relative_rate:
         return values["learning_rate"]
     variant = config.optimizer_options.get("lars_variant", "none")
-    is_ramp = values.get("lars_share", 1.0) < 1.0
+    is_ramp = values.get("trust_ratio_exponent", 1.0) < 1.0
     if variant == "none" or values["phase"] < 0.5 or is_ramp:
         return None
     momentum = values["momentum"]

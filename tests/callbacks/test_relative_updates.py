@@ -36,9 +36,9 @@ def train(log, inner, variables, epochs, steps):
     ("name", "options", "phase"),
     [
         ("sgd", {}, 1),
-        ("lars", {"eta": 0.001}, 1),
-        ("hybrid", {"lars_eta": 0.001}, 0),
-        ("hybrid", {"lars_eta": 0.001}, 1),
+        ("lars", {"trust_coefficient": 0.001}, 1),
+        ("hybrid", {"trust_coefficient": 0.001}, 0),
+        ("hybrid", {"trust_coefficient": 0.001}, 1),
         ("muon", {}, 1),
     ],
 )

@@ -35,9 +35,9 @@ HERE = pathlib.Path(__file__).parent
 CASES = {
     "sgd": {"optimizer": "sgd", "weight_decay": 1e-4},
     "clipped": {"optimizer": "sgd", "weight_decay": 1e-4, "global_clipnorm": 1.0},
-    "lars": {"optimizer": "lars", "eta": 0.001},
+    "lars": {"optimizer": "lars", "trust_coefficient": 0.001},
     "adabound": {"optimizer": "adabound"},
-    "hybrid": {"optimizer": "hybrid", "lars_eta": 0.001, "weight_decay": 1e-4},
+    "hybrid": {"optimizer": "hybrid", "trust_coefficient": 0.001, "weight_decay": 1e-4},
     "lamb": {"optimizer": "lamb"},
 }
 

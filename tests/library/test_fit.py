@@ -464,7 +464,7 @@ def test_kinds_of_variables_follow_from_layers_if_a_step_trains_only_some():
         [keras.Input((4,)), keras.layers.LayerNormalization(), keras.layers.Dense(2)]
     )
     model = Distiller(models.plain(3), norm)
-    optimizer = hi.DistributedOptimizer(hi.optimizers.LARS(eta=0.01), loss_scale=1)
+    optimizer = hi.DistributedOptimizer(hi.optimizers.LARS(trust_coefficient=0.01), loss_scale=1)
     optimizer.attach(model)
     assert not optimizer.built
     optimizer.apply([tf.zeros(v.shape) for v in norm.trainable_variables], norm.trainable_variables)

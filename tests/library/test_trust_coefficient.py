@@ -55,14 +55,15 @@ def test_lars_trust_coefficient_gives_the_tuned_step_at_the_peak(capfd):
     assert inner.trust_coefficient == pytest.approx(tuned(8, PEAK))
     (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("lars: ")]
     assert line.startswith(
-        f"lars: eta={tuned(8, PEAK):.4g} for a global batch of 8 and a learning rate of 0.4: "
+        f"lars: trust_coefficient={tuned(8, PEAK):.4g} for a global batch of 8 and a learning rate"
+        " of 0.4: "
     )
 
 
 def test_lars_trust_coefficient_that_is_passed_is_kept(capfd):
-    model = fit(hi.optimizers.LARS(PEAK, eta=0.02))
+    model = fit(hi.optimizers.LARS(PEAK, trust_coefficient=0.02))
     assert model.optimizer.inner.trust_coefficient == 0.02
-    assert "eta=" not in capfd.readouterr().err
+    assert "trust_coefficient=" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,9 @@ def test_trust_coefficient_for_an_unknown_batch_is_rejected_with_a_value():
         model.fit(
             batches(), steps_per_epoch=2, verbose=0, callbacks=hi.callbacks.default_callbacks()
         )
-    assert f"Pass eta={tuned(1, PEAK):.3g} * batch**0.5, which suits" in str(caught.value)
+    assert f"Pass trust_coefficient={tuned(1, PEAK):.3g} * batch**0.5, which suits" in str(
+        caught.value
+    )
 
 
 def test_trust_coefficient_for_a_learning_rate_of_zero_is_rejected():
@@ -137,7 +140,8 @@ def test_trust_coefficient_without_the_callbacks_is_rejected_with_a_value(wrappe
     x, y = models.vectors(EXAMPLES)
     with pytest.raises(UserError, match="but other loops do not") as caught:
         models.compiled(optimizer, run_eagerly=True).fit(x, y, verbose=0)
-    assert f"Pass lars_eta={tuned(1, PEAK, factor=0.1):.3g} * batch**0.5" in str(caught.value)
+    coefficient = tuned(1, PEAK, factor=0.1)
+    assert f"Pass trust_coefficient={coefficient:.3g} * batch**0.5" in str(caught.value)
 
 
 def test_trust_coefficient_of_a_saved_model_is_kept_at_another_batch(tmp_path):
@@ -145,7 +149,7 @@ def test_trust_coefficient_of_a_saved_model_is_kept_at_another_batch(tmp_path):
     model = hi.load_model(tmp_path / "model.keras")
     x, y = models.vectors(EXAMPLES)
     model.fit(x, y, 2, 1, 0, hi.callbacks.default_callbacks())
-    assert model.optimizer.inner.get_config()["eta"] == pytest.approx(tuned(8, PEAK))
+    assert model.optimizer.inner.get_config()["trust_coefficient"] == pytest.approx(tuned(8, PEAK))
 
 
 def test_trust_coefficient_of_a_checkpoint_is_restored_unless_one_is_passed(tmp_path, capfd):
@@ -159,8 +163,8 @@ def test_trust_coefficient_of_a_checkpoint_is_restored_unless_one_is_passed(tmp_
     assert first == pytest.approx(tuned(16, PEAK))
     capfd.readouterr()
     assert trained(2) == first
-    assert "eta=" not in capfd.readouterr().err
-    assert trained(4, eta=0.02) == 0.02
+    assert "trust_coefficient=" not in capfd.readouterr().err
+    assert trained(4, trust_coefficient=0.02) == 0.02
 
 
 def test_trust_coefficient_uses_all_ranks_batches_or_the_value_of_rank_0(capfd):
@@ -176,7 +180,7 @@ def test_trust_coefficient_uses_all_ranks_batches_or_the_value_of_rank_0(capfd):
     with pytest.raises(UserError, match="known one"):
         coefficient_on_ranks([None, None, PEAK, 0.9])
     # Only rank 0 prints.
-    assert "eta=" not in capfd.readouterr().err
+    assert "trust_coefficient=" not in capfd.readouterr().err
 
 
 def test_lars_with_defaults_trains_but_not_with_a_fixed_coefficient():
@@ -193,4 +197,4 @@ def test_lars_with_defaults_trains_but_not_with_a_fixed_coefficient():
 
     # The losses were 0.38 and 0.99 when this test was written, and about 1 before training.
     assert last_loss() < 0.5
-    assert last_loss(eta=0.001) > 0.9
+    assert last_loss(trust_coefficient=0.001) > 0.9

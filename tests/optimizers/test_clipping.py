@@ -63,14 +63,18 @@ def sgd(layer, grad, step, rate):
 
 
 def lars(layer, grad, step, rate):
-    reference.lars_step(layer, grad, rate, 0.9, decay=0.1, eta=0.02)
+    reference.lars_step(layer, grad, rate, 0.9, decay=0.1, trust_coefficient=0.02)
 
 
 def adamw(layer, grad, step, rate):
     reference.adamw_step(layer, grad, step + 1, rate, decay=0.1)
 
 
-STEPS = {"sgd": (SGD, {}, sgd), "lars": (LARS, {"eta": 0.02}, lars), "adamw": (AdamW, {}, adamw)}
+STEPS = {
+    "sgd": (SGD, {}, sgd),
+    "lars": (LARS, {"trust_coefficient": 0.02}, lars),
+    "adamw": (AdamW, {}, adamw),
+}
 
 
 @pytest.mark.parametrize("name", STEPS)

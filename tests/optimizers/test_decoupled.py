@@ -18,7 +18,11 @@ STEPS = {
         {"nesterov": True},
         lambda *a, **k: reference.sgd_step(*a, nesterov=True, **k),
     ),
-    "lars": (LARS, {"eta": 0.02}, lambda *a, **k: reference.lars_step(*a, eta=0.02, **k)),
+    "lars": (
+        LARS,
+        {"trust_coefficient": 0.02},
+        lambda *a, **k: reference.lars_step(*a, trust_coefficient=0.02, **k),
+    ),
 }
 
 
@@ -42,7 +46,11 @@ def test_decoupled_decay_200_steps_follow_the_oracle(case):
 def test_decoupled_decay_of_hybrid_applies_in_the_same_phases(in_warmup):
     problem = Problem()
     optimizer = Hybrid(
-        PEAK, weight_decay=DECAY, decoupled_decay=True, decay_in_warmup=in_warmup, lars_eta=0.001
+        PEAK,
+        weight_decay=DECAY,
+        decoupled_decay=True,
+        decay_in_warmup=in_warmup,
+        trust_coefficient=0.001,
     )
     runner = Runner(optimizer, problem)
     layers = problem.layers()

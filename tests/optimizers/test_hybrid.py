@@ -36,7 +36,8 @@ def run_both(
     The weights at the position `excluded` are excluded from weight decay.
     """
     problem = Problem()
-    optimizer = Hybrid(PEAK, **{"weight_decay": 1e-4, "lars_eta": 0.001} | optimizer_arguments)
+    options = {"weight_decay": 1e-4, "trust_coefficient": 0.001} | optimizer_arguments
+    optimizer = Hybrid(PEAK, **options)
     layers = problem.layers()
     if excluded is not None:
         optimizer.exclude_from_weight_decay(var_names=[f"w{excluded}"])
@@ -91,7 +92,7 @@ def test_hybrid_kernel_without_decay_follows_the_oracle_with_its_own_coefficient
 
 @pytest.mark.parametrize(("handover", "lars"), [("continuous", "you"), ("reset", "larc")])
 def test_hybrid_lars_that_ramps_up_follows_the_oracle(handover, lars):
-    """Uses eta 0.001, for which the rates of LARS are far from the peak and show a wrong blend."""
+    """Uses eta 0.001, with which the rates of LARS are far from the peak."""
     arguments = (
         {"handover": handover, "lars_variant": lars},
         {"handover": handover, "lars": lars, "ramp_steps": 50},
@@ -117,7 +118,7 @@ def test_hybrid_update_with_a_ramp_does_not_jump_after_the_warmup():
     """Compares the last AdaBound step with the first SGD step for a constant gradient."""
     growth = {}
     for ramp_epochs in (0.0, 2.0):
-        optimizer = Hybrid(PEAK, momentum=0.0, lars_eta=1.0, weight_decay=0.0)
+        optimizer = Hybrid(PEAK, momentum=0.0, trust_coefficient=1.0, weight_decay=0.0)
         sizes = sizes_of_updates(optimizer, SWITCH + 1, ramp_epochs, momentum=0.0)
         growth[ramp_epochs] = sizes[SWITCH] / sizes[SWITCH - 1]
     assert growth[2.0] == pytest.approx(1.0, rel=1e-3)
@@ -147,7 +148,7 @@ def test_hybrid_first_step_equals_a_calculation_by_hand():
     lower, upper = lu_bounds(0.1, 1.0, 2.4)
     # An upper bound below the lower one is raised to it.
     for highest in (upper, 0.1):
-        runner = one_kernel_runner(Hybrid(2.4, lars_eta=0.001), [[1.0]])
+        runner = one_kernel_runner(Hybrid(2.4, trust_coefficient=0.001), [[1.0]])
         runner.step({"lower_bound": lower, "upper_bound": highest}, [np.array([[2.0]])])
         np.testing.assert_allclose(runner.weights()[0], [[1.0 - 0.24 * 0.2]], rtol=1e-6)
     runner.step({"phase": 1.0}, [np.array([[2.0]])])
@@ -157,7 +158,7 @@ def test_hybrid_first_step_equals_a_calculation_by_hand():
 def test_hybrid_sgd_step_equals_a_calculation_by_hand():
     # From m = 0, the update is u = 0.1 * lr * ratio * g' with ratio = 0.001 |w| / (|g| + 0.5 |w|).
     # With a decay of 0.5, g' = 2 + 0.5 * 4 = 4.
-    runner = one_kernel_runner(Hybrid(2.4, weight_decay=0.5, lars_eta=0.001), [[4.0]])
+    runner = one_kernel_runner(Hybrid(2.4, weight_decay=0.5, trust_coefficient=0.001), [[4.0]])
     runner.step({"phase": 1.0, "learning_rate": 100.0}, [np.array([[2.0]])])
     np.testing.assert_allclose(
         runner.weights()[0], [[4.0 - 0.1 * 100 * 0.001 * 4 / (2 + 2) * 4]], rtol=1e-6
@@ -179,8 +180,8 @@ def test_hybrid_continuous_handover_does_not_jump():
 
 def test_hybrid_skipped_step_at_the_switch_keeps_the_handover():
     problem = Problem()
-    plain = Runner(Hybrid(PEAK, lars_eta=0.001), problem)
-    skipping = Runner(Hybrid(PEAK, lars_eta=0.001), problem)
+    plain = Runner(Hybrid(PEAK, trust_coefficient=0.001), problem)
+    skipping = Runner(Hybrid(PEAK, trust_coefficient=0.001), problem)
     values = schedule()
     for step in range(SWITCH + 5):
         hyper = values(step / EPOCH_STEPS, (step + 1) / EPOCH_STEPS, 64)
@@ -198,7 +199,7 @@ def test_hybrid_skipped_step_at_the_switch_keeps_the_handover():
 
 def test_hybrid_zero_gradients_and_weights_give_finite_updates():
     problem = Problem()
-    runner = Runner(Hybrid(PEAK, lars_eta=0.001), problem)
+    runner = Runner(Hybrid(PEAK, trust_coefficient=0.001), problem)
     runner.variables[0].assign(np.zeros(problem.start[0].shape))
     zeros = [np.zeros_like(w, np.float64) for w in problem.start]
     before = runner.weights()
@@ -227,7 +228,7 @@ def test_hybrid_state_is_float32():
 def test_hybrid_step_function_equals_the_optimizer():
     """Readers learn the method from `hybrid_step`, so it must equal the optimizer."""
     start = np.random.default_rng(0).normal(0, 0.5, (5, 4))
-    runner = one_kernel_runner(Hybrid(PEAK, weight_decay=1e-4, lars_eta=0.001), start)
+    runner = one_kernel_runner(Hybrid(PEAK, weight_decay=1e-4, trust_coefficient=0.001), start)
     options = runner.optimizer.options
     values = schedule()
     w = np.asarray(runner.weights()[0], np.float64)

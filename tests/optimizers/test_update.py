@@ -74,7 +74,7 @@ class Run:
         )
         for number in range(STEPS):
             hyper = {"learning_rate": 0.1 + 0.01 * number, "lower_bound": 0.05, "upper_bound": 0.4}
-            hyper["lars_share"] = number / (STEPS - 1)
+            hyper["trust_ratio_exponent"] = number / (STEPS - 1)
             inner.hyperparameters.assign(
                 hyper | {"momentum": 0.9, "phase": phase if phase in (0, 1) else float(number > 2)}
             )
@@ -96,8 +96,8 @@ class Run:
         return values_by_name | {"square_sums": self.optimizer.square_sums.numpy()}
 
 
-LARS = {"optimizer": "lars", "eta": 0.001}
-HYBRID = {"optimizer": "hybrid", "lars_eta": 0.001}
+LARS = {"optimizer": "lars", "trust_coefficient": 0.001}
+HYBRID = {"optimizer": "hybrid", "trust_coefficient": 0.001}
 CASES = {
     "sgd": ({"optimizer": "sgd", "weight_decay": 1e-4}, 0),
     "nesterov": (

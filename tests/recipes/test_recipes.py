@@ -49,8 +49,8 @@ def test_recipe_creates_an_optimizer_that_takes_the_values_of_its_schedule(name)
     optimizer = optimizers.create(**derived.optimizer_arguments(resolved))
     schedule = derived.schedule(resolved)
     values = schedule(0.0, 0.1, derived.base_batch(resolved))
-    # Only schedules with a ramp set lars_share.
-    assert {*values, "lars_share"} == set(optimizer.hyperparameters.names)
+    # Only schedules with a ramp set trust_ratio_exponent.
+    assert {*values, "trust_ratio_exponent"} == set(optimizer.hyperparameters.names)
     optimizer.hyperparameters.assign(values)
 
 

@@ -60,7 +60,7 @@ def bounded_adam_step(
     )
 
 
-def lars_ratio(w, grad, eta, decay, eps=0.0, eps_rule="add"):
+def lars_ratio(w, grad, trust_coefficient, decay, eps=0.0, eps_rule="add"):
     """Returns the trust ratio of You, Gitman, Ginsburg, equation 6; 1 if a norm is zero."""
     wn = np.sqrt((w * w).sum())
     gn = np.sqrt((grad * grad).sum())
@@ -68,12 +68,21 @@ def lars_ratio(w, grad, eta, decay, eps=0.0, eps_rule="add"):
         return 1.0
     denominator = gn + decay * wn
     if eps_rule == "add":
-        return eta * wn / (denominator + eps)
-    return eta * wn / (eps if denominator < eps else denominator)
+        return trust_coefficient * wn / (denominator + eps)
+    return trust_coefficient * wn / (eps if denominator < eps else denominator)
 
 
 def layer_rate(
-    layer, grad, lr, *, variant="you", eta=0.001, decay=1e-4, eps=0.0, eps_rule="add", share=1.0
+    layer,
+    grad,
+    lr,
+    *,
+    variant="you",
+    trust_coefficient=0.001,
+    decay=1e-4,
+    eps=0.0,
+    eps_rule="add",
+    share=1.0,
 ):
     """Returns the learning rate of a layer.
 
@@ -82,7 +91,7 @@ def layer_rate(
     """
     if variant == "none" or not layer["kernel"]:
         return lr
-    ratio = lars_ratio(layer["w"], grad, eta, decay, eps, eps_rule)
+    ratio = lars_ratio(layer["w"], grad, trust_coefficient, decay, eps, eps_rule)
     if variant == "larc":
         ratio = min(ratio / lr, 1.0)
     return lr ** (1 - share) * (lr * ratio) ** share

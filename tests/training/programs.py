@@ -80,7 +80,7 @@ def four_steps(micro: int) -> list:
         keras.layers.Dense(5, dtype="float32"),
     ]
     model = keras.Sequential([keras.Input((8, 8, 3)), *layers])
-    inner = optimizers.create("hybrid", learning_rate=0.05, momentum=0.9, lars_eta=0.001)
+    inner = optimizers.create("hybrid", learning_rate=0.05, momentum=0.9, trust_coefficient=0.001)
     inner.set_kinds(classify(model))
     step = TrainStep(
         model,

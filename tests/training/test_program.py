@@ -177,7 +177,7 @@ def test_run_resumed_with_other_flags_uses_them_without_a_second_warmup(tiny_dat
     first = ("--hybrid_ramp_epochs=4", "--loss_scale=dynamic", "--epochs=2")
     done = program.train_here(tiny_data, tmp_path, *first)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert 0 < program.records(tmp_path)[-1]["lars_share"] < 1
+    assert 0 < program.records(tmp_path)[-1]["trust_ratio_exponent"] < 1
     done = program.train_here(tiny_data, tmp_path, "--resume", "--warmup_epochs=2.5")
     assert (
         done.returncode,
@@ -189,7 +189,7 @@ def test_run_resumed_with_other_flags_uses_them_without_a_second_warmup(tiny_dat
     assert done.returncode == 0, done.stdout + done.stderr
     last = program.records(tmp_path)[-1]
     assert last["loss_scale"] == 4
-    assert "lars_share" not in last
+    assert "trust_ratio_exponent" not in last
     # All trust ratios are 1 if LARS is off.
     assert min(last["trust_ratios"].values()) != 1
     done = program.train_here(tiny_data, tmp_path, "--resume", "--loss_scale=8")
