@@ -145,7 +145,7 @@ def check_groups(config: RunConfig) -> None:
         )
 
 
-def rates(config: RunConfig) -> dict[str, float]:
+def peak_learning_rates(config: RunConfig) -> dict[str, float]:
     """Returns the peak of each learning rate, by its flag.
 
     Returns:
@@ -207,7 +207,7 @@ def schedule(config: RunConfig) -> training_schedule.Schedule:
         "bounded_warmup": method.bounded_warmup,
     }
     if method.rate != "lr":
-        arguments |= {"lr": rates(config)[method.rate], "lr_scaling": "none"}
+        arguments |= {"lr": peak_learning_rates(config)[method.rate], "lr_scaling": "none"}
     return training_schedule.create(**arguments)
 
 
@@ -230,7 +230,7 @@ def optimizer_arguments(config: RunConfig) -> dict[str, Any]:
         known.name: config.optimizer_options[flag]
         for flag, known in options_of(method.options).items()
     }
-    peaks = rates(config)
+    peaks = peak_learning_rates(config)
     learning_rate = peaks[method.rate]
     if config.optimization.lr_schedule in training_schedule.FIXED_SCHEDULES:
         learning_rate = peak_learning_rate(config)

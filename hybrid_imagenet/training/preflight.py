@@ -290,7 +290,7 @@ def _warn_of_flat_warmup(config: RunConfig) -> list[str]:
     is_requested = (
         optimization.warmup_epochs and config.origins["warmup_epochs"] is Origin.COMMAND_LINE
     )
-    peak = derived.rates(config)[OPTIMIZERS[optimization.optimizer].rate]
+    peak = derived.peak_learning_rates(config)[OPTIMIZERS[optimization.optimizer].rate]
     first = config.optimizer_options.get("warmup_start_lr", 0.0)
     is_fixed = optimization.lr_schedule in training_schedule.FIXED_SCHEDULES
     if not is_requested or first < peak or is_fixed:

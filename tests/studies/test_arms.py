@@ -149,4 +149,4 @@ def test_adabound_with_a_scaled_gamma_ends_as_close_to_sgd_as_on_imagenet():
     imagenet = adabound_bounds(rate_curves.IMAGENET_UPDATES, 1.0, 0.001)
     assert here == pytest.approx(imagenet, rel=1e-3)
     assert here == pytest.approx((0.95, 1.05), abs=0.005)
-    assert derived.rates(resolved)["lr"] == pytest.approx(float(arm.points[1].label))
+    assert derived.peak_learning_rates(resolved)["lr"] == pytest.approx(float(arm.points[1].label))

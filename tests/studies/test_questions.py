@@ -34,7 +34,7 @@ def test_points_of_a_tuned_study_have_the_relative_step_in_their_names(study, ar
     resolved = resolve_arm(study, arm, *point.flags)
     top = relative_step_advice.peak(resolved)
     if resolved.optimization.optimizer == "sgd":
-        rate = derived.rates(resolved)["lr"]
+        rate = derived.peak_learning_rates(resolved)["lr"]
         assert float(point.label) == pytest.approx(
             rate / (1 - resolved.optimizer_options["momentum"]), rel=6e-3
         )
