@@ -103,16 +103,16 @@ class KerasProtocol(keras.optimizers.LossScaleOptimizer):
         """Stores the arguments, which are checked already, and creates the state of the wrapper.
 
         Args:
-          inner: As for `DistributedOptimizer`.
-          compression: As there.
-          loss_scale: As there.
+          inner: Optimizer that updates the weights.
+          compression: Type in which gradients are sent, or "auto".
+          loss_scale: "dynamic", "auto", a number, or the object to use.
           communication: Name of the all-reduce, and its options; only saved.
-          schedule: As there.
+          schedule: Function that sets values before each step; None without one.
           accumulation_steps: Micro-batches per update; None for one batch per update.
-          name: As there.
-          communicator: As there.
-          average: As there.
-          packed: As there.
+          name: Name of the optimizer; None for a new name.
+          communicator: Connected ranks; None for those of `hi.init`.
+          average: Moving average of the weights; None without one.
+          packed: Whether to update all variables as one vector; None if there is a GPU.
         """
         # The inner optimizer would accumulate a second time.
         inner.gradient_accumulation_steps = None
