@@ -19,37 +19,10 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import tensorflow as tf
 
+from hybrid_imagenet.optimizers.hyperparameters import StepHyperparameters
+
 Terms = TypeVar("Terms")
 """What `GroupedOptimizer.prepare` of an optimizer returns."""
-
-
-class StepHyperparameters(NamedTuple):
-    """Scalars that a schedule sets before each step, float32, in the order in which they are kept.
-
-    Attributes:
-      learning_rate: Global learning rate.
-      momentum: Momentum.
-      phase: 1 in the second of two phases, else 0; selects between two update rules.
-      lower_bound: Lower bound of AdaBound's rate.
-      upper_bound: Upper bound of AdaBound's rate.
-      trust_ratio_exponent: Exponent s of the trust ratio: 1 if LARS alone sets the rate of a layer.
-    """
-
-    learning_rate: tf.Tensor
-    momentum: tf.Tensor
-    phase: tf.Tensor
-    lower_bound: tf.Tensor
-    upper_bound: tf.Tensor
-    trust_ratio_exponent: tf.Tensor
-
-    @classmethod
-    def from_vector(cls, vector: tf.Tensor) -> StepHyperparameters:
-        """Splits the vector in which the scalars are stored."""
-        return cls(*tf.unstack(vector, len(HYPERPARAMETERS)))
-
-
-HYPERPARAMETERS = StepHyperparameters._fields
-"""Names of the scalars that a schedule sets."""
 
 
 class NoSlots(NamedTuple):

@@ -27,9 +27,9 @@ from hybrid_imagenet import private_api, xla
 from hybrid_imagenet.optimizers.average import WeightAverage
 from hybrid_imagenet.optimizers.context import (
     PrepareContext,
-    StepHyperparameters,
     UpdateContext,
 )
+from hybrid_imagenet.optimizers.hyperparameters import StepHyperparameters
 from hybrid_imagenet.optimizers.layout import Layout, Packed
 from hybrid_imagenet.optimizers.loss_scale import LossScale
 

@@ -1,10 +1,10 @@
-"""The base class of this package's optimizers, and the hyperparameters that a schedule sets."""
+"""The base class of this package's optimizers."""
 
 from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import keras
@@ -15,14 +15,17 @@ from hybrid_imagenet import private_api, xla
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.optimizers.average import WeightAverage
 from hybrid_imagenet.optimizers.context import (
-    HYPERPARAMETERS,
     LayerRates,
     NoSlots,
     PrepareContext,
-    StepHyperparameters,
     UpdateContext,
 )
 from hybrid_imagenet.optimizers.executor import UpdateExecutor
+from hybrid_imagenet.optimizers.hyperparameters import (
+    Hyperparameters,
+    LearningRate,
+    StepHyperparameters,
+)
 from hybrid_imagenet.optimizers.kinds import ParameterKind, classify_by_rank
 from hybrid_imagenet.optimizers.layout import pack_each
 from hybrid_imagenet.optimizers.loss_scale import LossScale
@@ -343,76 +346,6 @@ class GroupedOptimizer(keras.optimizers.Optimizer, abc.ABC):
         if not peak:
             return tf.constant(0.0)
         return self.decay_is_on(hyperparameters) * hyperparameters.learning_rate / peak
-
-
-class LearningRate(float):
-    """The learning rate of an optimizer: a number that has `assign` like a variable of Keras."""
-
-    _optimizer: GroupedOptimizer
-
-    def __new__(cls, optimizer: GroupedOptimizer) -> LearningRate:
-        """Returns the present value."""
-        value = super().__new__(cls, optimizer.hyperparameters["learning_rate"])
-        value._optimizer = optimizer
-        return value
-
-    def assign(self, value: Any) -> None:
-        """Sets the learning rate of the optimizer; this number stays as it is."""
-        self._optimizer.learning_rate = value
-
-    def numpy(self) -> np.float32:
-        """Returns the value."""
-        return np.float32(self)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # A copy must not contain a copy of the optimizer.
-        return float, (float(self),)
-
-
-class Hyperparameters:
-    """Scalars that a schedule sets before each step.
-
-    They are one small float32 variable on the CPU, so that setting all of them is one assignment.
-    """
-
-    def __init__(self, **values: float):
-        """Starts from the values that are passed; the others are 0."""
-        self.names = HYPERPARAMETERS
-        self._values = np.array([values.get(name, 0.0) for name in self.names], np.float32)
-        self._index = {name: i for i, name in enumerate(self.names)}
-        with tf.device("CPU:0"):
-            self._variable = tf.Variable(self._values, trainable=False, name="hyper")
-
-    def assign(self, values: Mapping[str, float]) -> None:
-        """Sets the named scalars and keeps the others.
-
-        Raises:
-          KeyError: for a name that is not in `names`.
-        """
-        changed = False
-        for name, value in values.items():
-            index = self._index[name]
-            new = np.float32(value)
-            if self._values[index] != new:
-                self._values[index] = new
-                changed = True
-        if changed:
-            # Variable.assign takes twice as long. Without the device the constant would go to a GPU
-            # and come back.
-            with tf.device("CPU:0"):
-                constant = tf.constant(self._values.copy())
-                tf.raw_ops.AssignVariableOp(resource=self._variable.handle, value=constant)
-
-    def vector(self) -> tf.Tensor:
-        """Returns the scalars in the order of `names`, on the CPU.
-
-        Inside a graph they are read at every execution.
-        """
-        with tf.device("CPU:0"):
-            return self._variable.read_value()
-
-    def __getitem__(self, name: str) -> float:
-        return float(self._values[self._index[name]])
 
 
 def hyperparameters_of(optimizer: Any) -> Hyperparameters | None:

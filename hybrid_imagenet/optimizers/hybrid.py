@@ -14,10 +14,10 @@ from hybrid_imagenet.optimizers.context import (
     LayerRates,
     Moments,
     PrepareContext,
-    StepHyperparameters,
     UpdateContext,
 )
 from hybrid_imagenet.optimizers.formulas import adam_step_size
+from hybrid_imagenet.optimizers.hyperparameters import StepHyperparameters
 from hybrid_imagenet.optimizers.layer_scaled import LayerScaledOptimizer, LayerScaling
 from hybrid_imagenet.optimizers.registry import HybridOptions
 from hybrid_imagenet.schedules import relative_step

@@ -12,11 +12,11 @@ from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.optimizers.context import (
     LayerRates,
     PrepareContext,
-    StepHyperparameters,
     UpdateContext,
     Velocity,
 )
 from hybrid_imagenet.optimizers.formulas import momentum_step
+from hybrid_imagenet.optimizers.hyperparameters import StepHyperparameters
 from hybrid_imagenet.optimizers.layer_scaled import LayerScaledOptimizer, LayerScaling
 from hybrid_imagenet.optimizers.registry import LarsOptions
 

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from hybrid_imagenet.comm.packing import ROW_SIZE
-from hybrid_imagenet.optimizers.context import StepHyperparameters, UpdateContext
+from hybrid_imagenet.optimizers.context import UpdateContext
 from hybrid_imagenet.optimizers.executor import (
     WEIGHTS,
     Outcome,
@@ -27,6 +27,7 @@ from hybrid_imagenet.optimizers.executor import (
     Values,
     keep_old_unless,
 )
+from hybrid_imagenet.optimizers.hyperparameters import StepHyperparameters
 from hybrid_imagenet.optimizers.layout import Layout, Packed
 
 

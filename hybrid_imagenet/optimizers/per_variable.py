@@ -19,7 +19,6 @@ import tensorflow as tf
 
 from hybrid_imagenet.optimizers.context import (
     LayerOperations,
-    StepHyperparameters,
     UpdateContext,
 )
 from hybrid_imagenet.optimizers.executor import (
@@ -32,6 +31,7 @@ from hybrid_imagenet.optimizers.executor import (
     Values,
     keep_old_unless,
 )
+from hybrid_imagenet.optimizers.hyperparameters import StepHyperparameters
 from hybrid_imagenet.optimizers.kinds import ParameterKind
 from hybrid_imagenet.optimizers.layout import Layout, Packed
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from hybrid_imagenet.data import device
 from hybrid_imagenet.optimizers.accumulation import MicroBatchUse
-from hybrid_imagenet.optimizers.context import HYPERPARAMETERS
+from hybrid_imagenet.optimizers.hyperparameters import HYPERPARAMETERS
 from tests.gpu import copies, graphs
 
 HERE = pathlib.Path(__file__).parent

@@ -22,9 +22,9 @@ from hybrid_imagenet.comm.fusion import make_buckets
 from hybrid_imagenet.comm.packing import ROW_SIZE, round_up_to_rows
 from hybrid_imagenet.data import augmentations, device
 from hybrid_imagenet.models import stem_program
-from hybrid_imagenet.optimizers.context import HYPERPARAMETERS
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.optimizers.executor import StepScalars
+from hybrid_imagenet.optimizers.hyperparameters import HYPERPARAMETERS
 from hybrid_imagenet.optimizers.kinds import classify_by_rank
 from hybrid_imagenet.optimizers.layout import Layout
 from hybrid_imagenet.optimizers.loss_scale import LossScale
