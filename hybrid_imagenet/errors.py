@@ -15,20 +15,15 @@ EXIT_FAILURE = 1
 EXIT_USAGE = 2
 # Too many steps were skipped, or training diverged.
 EXIT_NUMERICS = 3
-# A rank hung for --stall_timeout, or storage for --storage_timeout. Start again with --resume.
+# A rank hung for --stall_timeout or was lost, or storage hung for --storage_timeout.
 EXIT_STALLED = 4
-# A signal stopped the run. Start again with --resume.
+# A signal stopped the run, which can continue.
 EXIT_PREEMPTED = 75
 # Ctrl-C stopped a command, or training before it saved for the first time.
 EXIT_INTERRUPTED = 130
 
-# How to continue after a lost rank or host. A script of the user has no flag --resume, so the
-# command itself has to continue the training.
-RESTART_TRAINING = "start again with --resume"
-RESTART_SCRIPT = (
-    "start the same command again: a script with hi.callbacks.Checkpoint continues after its last"
-    " checkpoint"
-)
+# How to continue a script of the user, which has no flag --resume.
+RESTART_SCRIPT = "start the same command again"
 
 # The last sentence about a run that an earlier version has saved.
 LOAD_WEIGHTS_WITH_NUMPY = (

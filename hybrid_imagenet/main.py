@@ -26,6 +26,7 @@ from hybrid_imagenet.errors import (
     SharedError,
     UserError,
     missing_module_message,
+    printable,
     without_secrets,
 )
 
@@ -37,6 +38,7 @@ if __name__ == "__main__":
 
 from hybrid_imagenet import config as configuration
 from hybrid_imagenet import print_config, recipes
+from hybrid_imagenet.comm import job_lines, rank_failure
 from hybrid_imagenet.comm.environment import placement
 from hybrid_imagenet.config import defaults, derived
 from hybrid_imagenet.config import help as flag_help
@@ -187,9 +189,26 @@ def _report_failure(error: Exception, config: configuration.RunConfig) -> int:
     if lost_rank.is_lost_rank_error(error):
         print(UserError(lost_rank.lost_rank_message(error)), file=sys.stderr)
         return EXIT_STALLED
-    stack = "".join(traceback.format_exception(error))
-    print(f"rank {launcher_rank()}: unexpected error\n{without_secrets(stack)}", file=sys.stderr)
+    _report_unexpected_error(error, config.ranks)
     return EXIT_FAILURE
+
+
+def _report_unexpected_error(error: Exception, ranks: int) -> None:
+    """Prints the traceback of an error, with the rank before it or with the next command after it.
+
+    If the job has a supervisor, it prints both again at the end.
+    """
+    stack = without_secrets("".join(traceback.format_exception(error)))
+    if ranks > 1 or job_lines.JOB_VARIABLE in os.environ:
+        rank_failure.report_error(launcher_rank(), error, EXIT_FAILURE)
+        print(stack, end="", file=sys.stderr)
+        return
+    print(stack, end="", file=sys.stderr)
+    print(f"error: {rank_failure.summary(error)}", file=sys.stderr)
+    run_directory = job_lines.announced_run()
+    if run_directory:
+        command = shlex.join(["hybrid-imagenet", "resume", run_directory])
+        print(f"next: {printable(command)}", file=sys.stderr)
 
 
 def _print_error_before_connecting(error: UserError) -> None:
@@ -215,7 +234,7 @@ def _print_error(error: UserError) -> None:
     if rank == 0:
         print(f"error: {error}", file=sys.stderr)
     elif not isinstance(error, SharedError):
-        print(f"error: rank {rank}: {error}", file=sys.stderr)
+        print(f"error: rank {rank} on {socket.gethostname()}: {error}", file=sys.stderr)
 
 
 def _limit_wait_for_other_ranks(seconds: float) -> None:
@@ -243,7 +262,5 @@ def _limit_wait_for_other_ranks(seconds: float) -> None:
 
 def _end_process(exit_code: int) -> NoReturn:
     """Ends the process at once, so that a rank that failed does not wait in a collective."""
-    sys.stdout.flush()
-    sys.stderr.flush()
     notify_exit(exit_code)
-    os._exit(exit_code)
+    rank_failure.exit_at_once(exit_code)

@@ -14,6 +14,7 @@ import numpy as np
 from hybrid_imagenet.callbacks import callback_state
 from hybrid_imagenet.callbacks.training_callback import TrainingCallback, prepare_to_save
 from hybrid_imagenet.checkpoints.store import CheckpointStore
+from hybrid_imagenet.comm import job_lines
 from hybrid_imagenet.schedules.run_length import is_due
 
 
@@ -199,6 +200,7 @@ class SaveCheckpoints(TrainingCallback, abc.ABC):
                     "val_top1": None if top1 is None else float(top1),
                 }
                 self._store.save(state.step, arrays, meta)
+                job_lines.notify_checkpoint()
         self._seconds += time.perf_counter() - began
 
     def all_variables(self) -> dict[str, keras.Variable]:

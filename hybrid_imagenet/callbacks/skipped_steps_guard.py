@@ -50,8 +50,8 @@ class SkippedStepsGuard(TrainingCallback):
             f"step {logs['step']}: the last {skipped_in_a_row} steps had non-finite gradients (loss"
             f" {logs['train_loss']:.4g}, loss scale {logs['loss_scale']:g}; in"
             f" {', '.join(layers[-MAX_NAMED_LAYERS:]) or 'none of this step'}{more}, last layer"
-            " last). The latest checkpoint is valid. Lower the learning rate, lengthen the"
-            " warmup or use --precision=float32, and start again with --resume."
+            " last). The latest checkpoint is valid. Resume with a lower learning rate, a longer"
+            " warmup or --precision=float32."
         )
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 from hybrid_imagenet import comm, private_api
 from hybrid_imagenet.callbacks.training_callback import TrainingCallback
 from hybrid_imagenet.comm import process
-from hybrid_imagenet.errors import RESTART_SCRIPT
 from hybrid_imagenet.resilience.exit_code import exit_stalled
 from hybrid_imagenet.resilience.stacks import FrameWatch
 from hybrid_imagenet.resilience.watchdog import Watchdog
@@ -28,8 +27,8 @@ def _all_begin_within(seconds: float) -> Iterator[None]:
     ends the others before thousands of them print the same. With 0 it never ends the process.
     """
     line = (
-        f"error: not all ranks have begun fit within {seconds:g} s (stall_timeout={seconds:g}): the"
-        " job ends"
+        f"error: not all ranks have begun fit within {seconds:g} s, so the job was stopped"
+        f" (stall_timeout={seconds:g})."
     )
     after = min(seconds + _LAUNCHER_SECONDS * min(process.rank(), 2), threading.TIMEOUT_MAX)
     timer = threading.Timer(after, exit_stalled, (line,))
@@ -77,7 +76,6 @@ class StallWatchdog(TrainingCallback):
                 is_running=FrameWatch("fit").is_running,
                 has_long_steps=self.model.steps_per_execution > 1,
                 option="stall_timeout",
-                remedy=f"; {RESTART_SCRIPT}",
             )
         self._watchdog.start()
 

@@ -9,6 +9,7 @@ import contextlib
 import os
 import pathlib
 import re
+import shlex
 import threading
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 from hybrid_imagenet.checkpoints import archive
 from hybrid_imagenet.checkpoints.archive import Arrays, CheckpointArchive, DamagedCheckpointError
 from hybrid_imagenet.checkpoints.run_state import RunState
-from hybrid_imagenet.errors import RESTART_TRAINING, UserError
+from hybrid_imagenet.errors import UserError
 
 _NAME = re.compile(r"step-(\d{9})\.npz")
 _DAMAGED_SUFFIX = ".damaged"
@@ -209,7 +210,7 @@ class CheckpointStore(CheckpointFolder):
         *,
         keep_best: bool = False,
         log: Log = lambda _: None,
-        restart: str = RESTART_TRAINING,
+        restart: str = "",
     ):
         """Stores the arguments; the directory is created at the first write.
 
@@ -219,10 +220,13 @@ class CheckpointStore(CheckpointFolder):
           keep_best: also keep the checkpoint with the highest validation top-1 (`val_top1`).
           log: receives a line about each file that is skipped or renamed; called by the thread that
             owns the store.
-          restart: how the user continues after an error, for its message.
+          restart: how the user continues after an error, for its message; "" for a run of the
+            training program, whose directory is the parent of `directory`.
         """
         super().__init__(directory, log)
-        self._restart = restart
+        self._restart = (
+            restart or f"run hybrid-imagenet resume {shlex.quote(str(directory.parent))}"
+        )
         self.keep = keep
         self._keep_best = keep_best
         self._validated: dict[pathlib.Path, _ValidatedFile] = {}

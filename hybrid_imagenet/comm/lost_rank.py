@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 import sys
 
-from hybrid_imagenet.errors import RESTART_TRAINING
-
 LOST_RANK_PREFIX = "error: the connection to another rank is lost"
 """Beginning of the line that a rank prints when it ends because it has lost another rank."""
 _REASON = re.compile(r"Horovod has been shut down|(?:Collective ops is aborted by: )+(.*)")
@@ -41,16 +39,15 @@ def is_lost_rank_error(error: BaseException) -> bool:
     return "Horovod has been shut down" in str(error)
 
 
-def lost_rank_message(error: BaseException, remedy: str = f"; {RESTART_TRAINING}") -> str:
+def lost_rank_message(error: BaseException) -> str:
     """Returns the line that a rank prints when it ends because it has lost another rank.
 
     Args:
       error: An error for which `is_lost_rank_error` is true.
-      remedy: The end of the line.
     """
     match = _REASON.search(str(error))
     reason = type(error).__name__
     if match is not None:
         reason = match[1] or match[0]
     reason = _TASK_NAME.sub(r"rank \1", reason)[:_MAX_REASON_LENGTH].strip(" :")
-    return f"{LOST_RANK_PREFIX} ({reason}); see that rank's own message for the cause{remedy}"
+    return f"{LOST_RANK_PREFIX} ({reason}); see that rank's own message for the cause"

@@ -21,6 +21,7 @@ import importlib.metadata
 import importlib.util
 import os
 import pkgutil
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +29,13 @@ from pathlib import Path
 from types import TracebackType
 
 from hybrid_imagenet import private_api
-from hybrid_imagenet.comm import job_lines, keras_settings, lost_rank, out_of_memory
+from hybrid_imagenet.comm import (
+    job_lines,
+    keras_settings,
+    lost_rank,
+    out_of_memory,
+    rank_failure,
+)
 from hybrid_imagenet.comm.communicator import Communicator
 from hybrid_imagenet.comm.environment import (
     RANK_VARIABLE,
@@ -42,6 +49,8 @@ from hybrid_imagenet.comm.single_process import SingleProcess
 from hybrid_imagenet.comm.torus import parse_grid
 from hybrid_imagenet.errors import (
     EXIT_FAILURE,
+    EXIT_OK,
+    EXIT_PREEMPTED,
     EXIT_STALLED,
     EXIT_USAGE,
     RankTimeoutError,
@@ -60,6 +69,8 @@ _SAME_VERSION_PACKAGES = ("tensorflow", "tensorflow_cpu", "keras", "numpy", "hor
 # Other ranks wait this long before they end with an error that the first rank prints. When one
 # rank ends, the launcher ends all others, and rank 0 must have printed the error by then.
 _PRINT_SECONDS = 1.0
+# Modules that run a script of the user as a rank.
+_RUNNING_MODULES = ("runpy", "hybrid_imagenet.resilience.script_runner")
 ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None], None]
 
 
@@ -249,16 +260,15 @@ class _ProcessState:
       place: Placement of this process; None before `init`.
       settings: How gradients are sent; None before an optimizer or a collective has set it.
       communicator: Connects the ranks; None before the first collective.
-      previous_excepthook: `sys.excepthook` before `init` replaced it; None if it did not.
-      error_code: Exit code for the uncaught error that ends this process; None without one, or if
-        the error is the loss of another rank.
+      previous_excepthook: `sys.excepthook` before `install_excepthook`; None before that call.
+      failure_code: Exit code of the failure that ends this process; None without one.
     """
 
     place: Placement | None = None
     settings: CommunicationSettings | None = None
     communicator: Communicator | None = None
     previous_excepthook: ExceptHook | None = None
-    error_code: int | None = None
+    failure_code: int | None = None
 
     def reset(self) -> None:
         """Returns to the state before `init`."""
@@ -266,7 +276,7 @@ class _ProcessState:
         self.settings = None
         self.communicator = None
         self.previous_excepthook = None
-        self.error_code = None
+        self.failure_code = None
 
 
 _state = _ProcessState()
@@ -279,8 +289,10 @@ def init(threads: int | None = None) -> None:
     is rank 0 of 1. A second call does nothing.
 
     It also replaces `sys.excepthook`. A `UserError` that nothing catches ends the program with its
-    exit code, such as 3 after training has diverged. With several ranks, an error that all of them
-    share, or the loss of another rank, is printed as one line.
+    exit code, such as 3 after training has diverged. With several ranks, a line before the
+    traceback names the rank and its host, and the process ends without exit handlers, which could
+    wait for the other ranks. An error that all ranks share, or the loss of another rank, is one
+    line.
 
     Example:
       import hybrid_imagenet as hi
@@ -301,11 +313,8 @@ def init(threads: int | None = None) -> None:
         return
     place = configure_process(threads)
     _state.place = place
-    uses_tensorflow = place.size > 1 and resolve_engine("auto") == "tensorflow"
-    _state.previous_excepthook = sys.excepthook
-    # With exit handlers, TensorFlow and MPI would wait for a rank that has stopped.
-    sys.excepthook = _exit_with_code_of_error(sys.excepthook, ends_at_once=uses_tensorflow)
-    if uses_tensorflow:
+    install_excepthook()
+    if place.size > 1 and resolve_engine("auto") == "tensorflow":
         # This engine must connect before TensorFlow is used.
         from hybrid_imagenet.comm import tensorflow_engine
 
@@ -442,14 +451,13 @@ def _warn_if_never_connected() -> None:
 
 
 def _notify_supervisor_of_exit() -> None:
-    """Tells the supervisor at exit how the program of this rank ends.
+    """Notifies the supervisor at exit that the program of this rank ends without an error.
 
-    If other ranks still wait for a rank that ends without an error, the supervisor can then name
-    it. After an uncaught error it gets the exit code, which the launcher may hide.
+    If other ranks still wait for this rank, the supervisor can then name it.
     """
-    if _state.error_code is not None:
-        job_lines.notify_exit(_state.error_code)
-    elif _state.place is not None and not _ends_with_uncaught_error():
+    if _state.place is None or _state.failure_code is not None:
+        return
+    if not _ends_with_uncaught_error():
         job_lines.notify_program_end(_state.place.rank, _state.place.size)
 
 
@@ -458,45 +466,104 @@ def _ends_with_uncaught_error() -> bool:
     return hasattr(sys, "last_type")
 
 
-def _exit_with_code_of_error(previous_hook: ExceptHook, *, ends_at_once: bool) -> ExceptHook:
-    """Returns an excepthook that prints an error and ends the process with the error's exit code.
+def install_excepthook() -> None:
+    """Makes an uncaught error name its rank and end the process with the error's exit code."""
+    if _state.previous_excepthook is None:
+        _state.previous_excepthook = sys.excepthook
+        sys.excepthook = _handle_uncaught_error
+
+
+def report_system_exit(end: SystemExit) -> None:
+    """Notifies the supervisor if the program of this rank exits with an error code.
+
+    Args:
+      end: What `sys.exit` has raised.
+    """
+    code = EXIT_FAILURE
+    message = ""
+    if end.code is None:
+        code = EXIT_OK
+    elif isinstance(end.code, int):
+        # The kernel keeps the lowest eight bits.
+        code = end.code & 0xFF
+    else:
+        # Python prints it.
+        message = str(end.code)
+    # A rank that was preempted has saved, so it has not failed.
+    if code not in (EXIT_OK, EXIT_PREEMPTED):
+        _state.failure_code = code
+        rank_failure.report_exit(_current_placement().rank, code, message)
+
+
+def exit_after_failure() -> None:
+    """Ends this process if its program has failed; it is the last exit handler of a script.
+
+    After the exit handlers, destructors of TensorFlow could still wait for other ranks.
+    """
+    if _state.failure_code is not None and _current_placement().size > 1:
+        rank_failure.exit_at_once(_state.failure_code)
+
+
+def _handle_uncaught_error(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Prints an error and ends the process with the error's exit code.
 
     The supervisor also gets the code, because the launcher may hide it. It does not get that of a
     rank that has lost another one, because the other rank is the cause.
-
-    Args:
-      previous_hook: Prints errors of this rank alone.
-      ends_at_once: Whether to end the process without exit handlers.
     """
+    assert _state.previous_excepthook is not None
+    if not isinstance(error, Exception):
+        # Python itself chooses the exit code after Ctrl-C.
+        _state.previous_excepthook(kind, error, trace)
+        return
+    place = _current_placement()
+    code = EXIT_FAILURE
+    if isinstance(error, UserError):
+        code = error.exit_code
+    elif out_of_memory.is_out_of_memory(error):
+        code = EXIT_USAGE
+    has_lost_rank = lost_rank.is_lost_rank_error(error)
+    if place.size == 1 or not _print_error_of_ranks(error, place):
+        if place.size > 1 or job_lines.JOB_VARIABLE in os.environ:
+            rank_failure.report_error(place.rank, error, code)
+        trace = _without_own_frames(trace)
+        # Python prints the traceback of the error, not the one that it is passed.
+        _state.previous_excepthook(kind, error.with_traceback(trace), trace)
+    if has_lost_rank:
+        code = EXIT_STALLED
+    else:
+        job_lines.notify_exit(code)
+    _state.failure_code = code
+    if place.size > 1:
+        # Exit handlers of TensorFlow, Horovod and MPI would wait for the other ranks.
+        rank_failure.exit_at_once(code)
+    if code != EXIT_FAILURE:
+        # Python ends with this code, after its exit handlers, if an excepthook raises it.
+        raise SystemExit(code)
 
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if not isinstance(error, Exception):
-            # Python itself chooses the exit code after Ctrl-C.
-            previous_hook(kind, error, trace)
-            return
-        if size() == 1 or not _print_error_of_ranks(error):
-            previous_hook(kind, error, trace)
-        code = EXIT_FAILURE
-        if isinstance(error, UserError):
-            code = error.exit_code
-        elif out_of_memory.is_out_of_memory(error):
-            code = EXIT_USAGE
-        has_lost_rank = lost_rank.is_lost_rank_error(error)
-        if not has_lost_rank:
-            _state.error_code = code
-        if ends_at_once:
-            _notify_supervisor_of_exit()
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(EXIT_STALLED if has_lost_rank else code)
-        if code != EXIT_FAILURE:
-            # Python ends with this code, after its exit handlers, if an excepthook raises it.
-            raise SystemExit(code)
 
-    return hook
+def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
+    """Returns a traceback that begins with the script, without the frames that run the script."""
+    while trace is not None:
+        spec = trace.tb_frame.f_globals.get("__spec__")
+        if getattr(spec, "name", "") not in _RUNNING_MODULES:
+            break
+        trace = trace.tb_next
+    return trace
 
 
-def _print_error_of_ranks(error: Exception) -> bool:
+def _current_placement() -> Placement:
+    """Returns the placement of this process, even before `init` and if its launcher is broken."""
+    if _state.place is not None:
+        return _state.place
+    try:
+        return placement()
+    except UserError:
+        return Placement()
+
+
+def _print_error_of_ranks(error: Exception, place: Placement) -> bool:
     """Prints an error that concerns several ranks as one line, on one of them.
 
     Returns:
@@ -504,23 +571,23 @@ def _print_error_of_ranks(error: Exception) -> bool:
     """
     if isinstance(error, SharedError):
         # Rank 0 prints it.
-        if rank() == 0:
+        if place.rank == 0:
             print(f"error: {error}", file=sys.stderr, flush=True)
         else:
             time.sleep(_PRINT_SECONDS)
     elif out_of_memory.is_out_of_memory(error):
         # The ranks of a host mostly run out together. The first prints its error, and with it the
         # launcher ends the others before they print theirs.
-        if local_rank() != 0:
+        if place.local_rank != 0:
             time.sleep(_PRINT_SECONDS)
         user_error = out_of_memory.user_error(error, "Use a smaller batch on each rank.")
-        print(f"error: rank {rank()}: {user_error}", file=sys.stderr, flush=True)
+        host = socket.gethostname()
+        print(f"error: rank {place.rank} on {host}: {user_error}", file=sys.stderr, flush=True)
     elif isinstance(error, RankTimeoutError):
-        print(f"error: rank {rank()}: {error}", file=sys.stderr, flush=True)
+        print(f"error: rank {place.rank}: {error}", file=sys.stderr, flush=True)
     elif lost_rank.is_lost_rank_error(error):
         # UserError makes it one printable line, whatever the reason contains.
-        message = UserError(lost_rank.lost_rank_message(error, remedy=""))
-        print(message, file=sys.stderr, flush=True)
+        print(UserError(lost_rank.lost_rank_message(error)), file=sys.stderr, flush=True)
     else:
         return False
     return True

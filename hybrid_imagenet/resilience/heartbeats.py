@@ -216,7 +216,7 @@ class HeartbeatLog:
         longest = max(silences.values(), default=0.0)
         if longest > self._patience:
             silent = [rank for rank, seconds in silences.items() if seconds > self._patience / 2]
-            return self._stall(silent, longest, "silent")
+            return self._stall(silent, longest, "has been silent")
         idle = self._seconds_without_progress(now)
         if idle is None:
             return None
@@ -224,7 +224,7 @@ class HeartbeatLog:
         if idle <= max(self._patience, self.longest_step_seconds()):
             return None
         ranks, hint = self._suspects(heartbeats)
-        return self._stall(ranks, idle, "without progress", hint)
+        return self._stall(ranks, idle, "has made no progress", hint)
 
     def _latest(self) -> list[Heartbeat]:
         return [heartbeat for heartbeat, _ in self._heartbeats.values()]
@@ -267,14 +267,11 @@ class HeartbeatLog:
         lines = []
         for rank in sorted(ranks):
             heartbeat, _ = self._heartbeats[rank]
-            if heartbeat.step is None:
-                moment = "before its first step"
-            else:
-                moment = f"after step {heartbeat.step}"
+            moment = "no step yet" if heartbeat.step is None else f"last step: {heartbeat.step}"
             host = _printable_end(heartbeat.host)
             lines.append(
-                f"stall: rank {rank} on {host} (process {heartbeat.process}) is {state} for"
-                f" {seconds:.0f} s, {moment}; it was in"
+                f"stall: rank {rank} on {host} (process {heartbeat.process}) {state} for"
+                f" {seconds:.0f} s ({moment}). Python stack:"
             )
             lines += [f"stall:   {_printable_end(frame)}" for frame in heartbeat.stack]
         if hint:

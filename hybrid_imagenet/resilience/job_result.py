@@ -21,12 +21,11 @@ from hybrid_imagenet.errors import (
     EXIT_PREEMPTED,
     EXIT_STALLED,
     EXIT_USAGE,
-    RESTART_SCRIPT,
-    RESTART_TRAINING,
+    pluralize,
     printable,
 )
 from hybrid_imagenet.resilience.exit_code import RankExit
-from hybrid_imagenet.resilience.launcher_output import LauncherOutput
+from hybrid_imagenet.resilience.launcher_output import ABORT_SIGNALS, LauncherOutput
 from hybrid_imagenet.resilience.stop_signals import UNSAVED, StopRequests
 
 # mpirun and ssh return this code if the connection to a host is lost.
@@ -55,11 +54,12 @@ class JobResult:
       launcher_code: its exit code; negative if a signal ended it.
       output: what it has printed.
       rank_exits: ends of ranks that may have ended the job, as the ranks reported them.
+      failures: ranks whose program has failed, in the order in which they have reported it.
       requests: what the user has asked of the supervisor.
       early_ranks: ranks whose programs ended without an error while others were still running.
       was_killed: whether the supervisor has killed the launcher.
-      is_script: whether the ranks run a script of the user, which has no flag --resume and need
-        not save when it is asked to stop.
+      is_script: whether the ranks run a script of the user, which need not save when it is asked
+        to stop.
       all_ranks_are_local: no connection to a host can be lost, because all ranks run on this host.
       no_rank_started: the ranks report when they have started, and none has.
     """
@@ -68,6 +68,7 @@ class JobResult:
     launcher_code: int
     output: LauncherOutput
     rank_exits: Sequence[RankExit]
+    failures: Sequence[job_lines.RankFailure]
     requests: StopRequests
     early_ranks: Sequence[job_lines.ProgramEnd]
     was_killed: bool
@@ -95,6 +96,8 @@ class JobResult:
         if output.killed_rank is not None and self._was_ended_by_killed_rank():
             _print_error(output.killed_rank.message(is_script=self.is_script))
             return 128 + output.killed_rank.signal
+        if self._was_ended_by_failure():
+            return self._report_failure()
         if not output.cause_printed:
             self._print_loss()
         if self._was_stopped_from_outside_unsaved():
@@ -122,10 +125,6 @@ class JobResult:
         return [rank.code for rank in self.rank_exits if rank.saved]
 
     @property
-    def _restart_advice(self) -> str:
-        return RESTART_SCRIPT if self.is_script else RESTART_TRAINING
-
-    @property
     def _is_ssh_code(self) -> bool:
         """Whether ssh has returned the exit code; otherwise a rank has returned 255 itself."""
         return self.launcher_code == _SSH_CODE and not self.output.ranks_exited
@@ -146,11 +145,30 @@ class JobResult:
             return False
         if EXIT_PREEMPTED in self._reported_codes:
             return False
+        if self.failures and killed.signal in ABORT_SIGNALS:
+            # TensorFlow and MPI may abort a rank that has lost the one that failed.
+            return False
         # A signal that was sent by the request itself is not a failure.
         is_request_signal = (
             self.launcher_code in _STOP_SIGNAL_CODES or 128 + killed.signal in _STOP_SIGNAL_CODES
         )
         return not (self.requests.stop and is_request_signal)
+
+    def _was_ended_by_failure(self) -> bool:
+        """Returns whether the program has failed, and has not only followed a request to stop."""
+        if not self.requests.stop:
+            return bool(self.failures)
+        return any(not failure.is_exit for failure in self.failures)
+
+    def _report_failure(self) -> int:
+        """Prints the first failure again, after its traceback; returns its exit code."""
+        first, *others = self.failures
+        number_of_others = len({failure.rank for failure in others} - {first.rank})
+        suffix = ""
+        if number_of_others:
+            suffix = f" ({pluralize(number_of_others, 'more rank')} failed too)"
+        _print_error(f"error: {printable(str(first))}{suffix}")
+        return first.code
 
     def _was_stopped_from_outside_unsaved(self) -> bool:
         """Returns whether ranks with nothing to save were stopped, but not by the supervisor.
@@ -204,7 +222,7 @@ class JobResult:
                 )
             return EXIT_FAILURE
         if is_ssh_code:
-            _print_error(f"error: the connection to a host is lost; {self._restart_advice}")
+            _print_error("error: the connection to a host is lost")
             return EXIT_STALLED
         return None
 
@@ -215,9 +233,7 @@ class JobResult:
         number = -self.launcher_code
         if not self.requests.stop:
             name = signal.Signals(number).name
-            _print_error(
-                f"error: the launcher of the ranks was ended by {name}; {self._restart_advice}"
-            )
+            _print_error(f"error: the launcher of the ranks was killed by {name}")
         return 128 + number
 
     def _print_silent_end(self) -> None:
@@ -260,7 +276,7 @@ class JobResult:
                 f"error: Host {host} cannot be reached. Check its name, the port, and sshd there."
             )
         else:
-            _print_error(f"error: the connection to host {host} is lost; {self._restart_advice}")
+            _print_error(f"error: the connection to host {host} is lost")
 
 
 def ranks_and_hosts(ranks: Sequence[job_lines.ProgramEnd]) -> str:

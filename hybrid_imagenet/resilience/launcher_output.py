@@ -12,7 +12,7 @@ import signal
 from typing import NamedTuple
 
 from hybrid_imagenet.comm import lost_rank, out_of_memory
-from hybrid_imagenet.errors import RESTART_SCRIPT, RESTART_TRAINING, printable
+from hybrid_imagenet.errors import printable
 from hybrid_imagenet.resilience import mpi_startup_errors
 
 # mpirun and horovodrun begin each line of a rank with this tag.
@@ -83,9 +83,9 @@ _LOST_HOST = re.compile(
     rb" port "
 )
 # Signals by which TensorFlow and CUDA end a process that cannot continue.
-_ABORT_SIGNALS = (signal.SIGABRT, signal.SIGSEGV)
+ABORT_SIGNALS = (signal.SIGABRT, signal.SIGSEGV)
 # How the line begins in which a rank explains its own end.
-_CAUSE = re.compile(rb"error: |rank \d+: unexpected error")
+_CAUSE = re.compile(rb"error: ")
 _TRACEBACK = b"Traceback (most recent call last)"
 # ssh prints this if it cannot resolve a name, whichever launcher has called it.
 _UNKNOWN_HOST = re.compile(rb"ssh: Could not resolve hostname ([^:\s]+)")
@@ -114,17 +114,19 @@ class KilledRank(NamedTuple):
         except ValueError:
             # Real-time signals have no name.
             name = ""
-        cause = f"signal {self.signal}{name}"
+        line = (
+            f"error: rank {self.rank} on {printable(self.host)} was killed by signal"
+            f" {self.signal}{name}"
+        )
         if self.is_gpu_memory_error:
             batch = "batch" if is_script else "--per_gpu_batch"
-            cause += (
-                f" because its GPU ran out of memory; use a smaller {batch}, or one rank on each"
-                " GPU"
+            return (
+                f"{line} because its GPU ran out of memory. Use a smaller {batch}, or one rank on"
+                " each GPU."
             )
-        elif self.signal == signal.SIGKILL:
-            cause += ", as the kernel does when memory runs out (check dmesg on that host)"
-        advice = RESTART_SCRIPT if is_script else RESTART_TRAINING
-        return f"error: rank {self.rank} on {printable(self.host)} was ended by {cause}; {advice}"
+        if self.signal == signal.SIGKILL:
+            return f"{line}. The kernel does this when memory runs out: check dmesg on that host."
+        return f"{line}."
 
 
 class ExitedRank(NamedTuple):
@@ -304,7 +306,7 @@ class LauncherOutput:
                 rank=int(match["rank"]),
                 host=match["host"].decode(errors="replace"),
                 signal=number,
-                is_gpu_memory_error=self._gpu_memory_ran_out and number in _ABORT_SIGNALS,
+                is_gpu_memory_error=self._gpu_memory_ran_out and number in ABORT_SIGNALS,
             )
         return True
 

@@ -91,8 +91,8 @@ class RestartLoop:
         self._run_directory = run_directory
         # Whether the current attempt was stopped because hosts have joined.
         self._was_stopped_for_hosts = False
-        # Whether an exception of the program itself has ended the last attempt.
-        self._has_raised = False
+        # Whether the program itself has ended the last attempt, by an exception or `sys.exit`.
+        self._has_failed = False
         # Hosts of the last attempt that could start.
         self._proven_hosts: set[str] = set()
         self._excluded_hosts: set[str] = set()
@@ -126,9 +126,10 @@ class RestartLoop:
                 continue
             if code in _FINAL_CODES:
                 return code
-            if code == EXIT_FAILURE and self._has_raised and self._run_directory is None:
+            is_script_failure = self._has_failed and self._run_directory is None
+            if is_script_failure and code != EXIT_STALLED:
                 _print_error(
-                    "error: The job does not start again, because its own exception has ended it."
+                    "error: The job does not start again, because its program itself has failed."
                     " Correct the program, or catch the exception if it should continue."
                 )
                 return code
@@ -195,7 +196,7 @@ class RestartLoop:
         try:
             return job.run()
         finally:
-            self._has_raised = job.has_raised
+            self._has_failed = job.has_failed
             ended.set()
             thread.join()
 

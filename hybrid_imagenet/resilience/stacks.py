@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 MAX_FRAMES = 12
 _PACKAGE = "hybrid_imagenet"
+_SCRIPT_RUNNER = "resilience/script_runner.py"
 # Pauses in seconds between attempts to find a frame (see `FrameWatch.is_running`).
 _RETRY_PAUSES = (0.01, 0.1, 0.0)
 
@@ -28,6 +29,9 @@ def main_stack() -> tuple[str, ...]:
             break
         file = frame.f_code.co_filename
         _, package_directory, path_in_package = file.rpartition(f"/{_PACKAGE}/")
+        if package_directory and path_in_package == _SCRIPT_RUNNER:
+            # This frame and those around it only run the script of the user.
+            break
         if package_directory:
             file = f"{_PACKAGE}/{path_in_package}"
         if package_directory or not stack:

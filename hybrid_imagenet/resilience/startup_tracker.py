@@ -119,8 +119,8 @@ class StartupTracker:
         if all_ranks_load and len(stages) == self._size > 1:
             return (
                 f"error: all {self._size} ranks are still {stage} after {match['seconds'].decode()}"
-                " s, because the hosts or their file system are slow: the job ends; raise"
-                f" --stall_timeout={match['stall_timeout'].decode()}\n"
+                " s, because the hosts or their file system are slow, so the job was stopped"
+                f" (--stall_timeout={match['stall_timeout'].decode()}). Raise --stall_timeout.\n"
             )
         return f"{match['message'].decode(errors='replace')}\n"
 

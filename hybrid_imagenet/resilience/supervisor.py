@@ -39,7 +39,16 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import IO
 
 from hybrid_imagenet.comm import job_lines
-from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_STALLED, EXIT_USAGE
+from hybrid_imagenet.errors import (
+    EXIT_FAILURE,
+    EXIT_INTERRUPTED,
+    EXIT_NUMERICS,
+    EXIT_OK,
+    EXIT_PREEMPTED,
+    EXIT_STALLED,
+    EXIT_USAGE,
+    printable,
+)
 from hybrid_imagenet.resilience import exit_code, lossy_stream, processes
 from hybrid_imagenet.resilience.exit_code import RankExit
 from hybrid_imagenet.resilience.job_result import JobResult, print_raw, ranks_and_hosts
@@ -81,8 +90,11 @@ class Supervisor:
     """Runs a launcher once, ends it if it does not end itself, and leaves no process behind.
 
     Attributes:
-      has_raised: whether an exception of the program itself has ended a rank, and not the loss of
-        another rank; known after `run`.
+      has_failed: whether the program itself has ended a rank, by an exception or `sys.exit`, and
+        not the loss of another rank; known after `run`.
+      run_directory: the directory in which the training program records its run, or "".
+      has_saved: whether a script has saved a checkpoint.
+      can_continue: whether a script has a checkpoint, from which the same command continues.
     """
 
     def __init__(
@@ -104,12 +116,15 @@ class Supervisor:
           ssh_port: port of sshd on the hosts, for mpirun; None means ssh's configuration.
           accept_new_host_keys: let ssh trust hosts that it does not know yet; it still rejects a
             key that has changed.
-          is_script: whether the ranks run a script of the user, which has no flag --resume and need
-            not save when it is asked to stop.
+          is_script: whether the ranks run a script of the user, which need not save when it is
+            asked to stop.
           rank_hosts: the host of each rank, if the ranks report when they have started.
           is_local: whether all ranks run on this host, so that no connection to a host can be lost.
         """
-        self.has_raised = False
+        self.has_failed = False
+        self.run_directory = ""
+        self.has_saved = False
+        self.can_continue = False
         self._command = list(command)
         self._is_script = is_script
         self._rank_hosts = list(rank_hosts)
@@ -128,6 +143,8 @@ class Supervisor:
         self._startup = StartupTracker(rank_hosts)
         # Ends of ranks that may end the job, with the time at which they were reported.
         self._rank_exits: list[tuple[float, RankExit]] = []
+        # Failures of the program on some ranks, in the order in which they were reported.
+        self._failures: list[job_lines.RankFailure] = []
         # Ranks whose programs have ended without an error, with the time.
         self._ended_programs: dict[int, tuple[float, job_lines.ProgramEnd]] = {}
         self._has_named_early_ranks = False
@@ -259,11 +276,35 @@ class Supervisor:
         if hung_rank is not None:
             return hung_rank.encode()
         is_job_line = (
-            rank_exit is not None or ended_program is not None or self._startup.record(message, now)
+            rank_exit is not None
+            or ended_program is not None
+            or self._record_failure(message)
+            or self._record_saved_run(message)
+            or self._startup.record(message, now)
         )
         if not is_job_line:
             return line
         return b"" if TAG.fullmatch(before) else before + b"\n"
+
+    def _record_failure(self, message: bytes) -> bool:
+        """Stores the failure that a rank reports; returns False for another kind of line."""
+        failure = job_lines.parse_failure(message)
+        if failure is None:
+            return False
+        self._failures.append(failure)
+        return True
+
+    def _record_saved_run(self, message: bytes) -> bool:
+        """Stores from where training can continue; returns False for another kind of line."""
+        saved_run = job_lines.parse_saved_run(message)
+        if saved_run is None:
+            return False
+        if saved_run.kind == "run":
+            self.run_directory = saved_run.directory
+        else:
+            self.can_continue = True
+            self.has_saved = self.has_saved or saved_run.kind == "saved"
+        return True
 
     def _check_job(self) -> None:
         """Repeats requests, reports late ranks, and ends a launcher that does not end itself."""
@@ -356,11 +397,6 @@ class Supervisor:
     def _result(self, launcher_code: int) -> int:
         """Returns the exit code of the job; prints the cause if no rank has printed one."""
         now = time.monotonic()
-        # A program that fails before `hi.init()`, as at an import, reports nothing.
-        failed_at_import = self._output.ranks_exited and not self._output.lost_rank_line
-        self.has_raised = failed_at_import or any(
-            rank_exit.code == EXIT_FAILURE for _, rank_exit in self._rank_exits
-        )
         result = JobResult(
             launcher=self._command[0],
             launcher_code=launcher_code,
@@ -370,6 +406,7 @@ class Supervisor:
                 for reported, rank_exit in self._rank_exits
                 if now - reported < _MAX_RANK_EXIT_AGE_SECONDS
             ],
+            failures=self._failures,
             requests=REQUESTS,
             early_ranks=self._early_ranks(),
             was_killed=bool(self._ended_launcher_at),
@@ -377,7 +414,13 @@ class Supervisor:
             all_ranks_are_local=self._is_local,
             no_rank_started=self._no_rank_started(),
         )
-        return result.exit_code()
+        code = result.exit_code()
+        # A module of the user that fails before `hi.init()`, as at an import, reports nothing.
+        failed_at_import = self._output.ranks_exited and not self._output.lost_rank_line
+        self.has_failed = any(failure.code == code for failure in self._failures) or (
+            failed_at_import and code == EXIT_FAILURE
+        )
+        return code
 
 
 class ParentDeathGuard:
@@ -464,6 +507,28 @@ def adopt_orphans() -> None:
     Otherwise they could not be found any more.
     """
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def print_next_command(supervisor: Supervisor, code: int, script_command: str = "") -> None:
+    """Prints the command that continues after a job, if there is one.
+
+    Nothing is printed for exit codes whose messages say what to change first, and if rank 0 of the
+    training program has printed the command.
+
+    Args:
+      supervisor: of the job, which has ended.
+      code: exit code of the job.
+      script_command: the command that has started a script of the user.
+    """
+    if code in (EXIT_OK, EXIT_USAGE, EXIT_NUMERICS):
+        return
+    command = ""
+    if supervisor.run_directory and code not in (EXIT_PREEMPTED, EXIT_INTERRUPTED):
+        command = shlex.join(["hybrid-imagenet", "resume", supervisor.run_directory])
+    elif supervisor.can_continue:
+        command = script_command
+    if command:
+        print(f"next: {printable(command)}", file=sys.stderr, flush=True)
 
 
 def succeeds(command: str) -> bool:
@@ -554,7 +619,10 @@ def main(arguments: Sequence[str]) -> int:
             file=sys.stderr,
         )
         return EXIT_USAGE
-    return Supervisor(command, stall_timeout=stall_timeout_of(command)).run()
+    supervisor = Supervisor(command, stall_timeout=stall_timeout_of(command))
+    code = supervisor.run()
+    print_next_command(supervisor, code)
+    return code
 
 
 if __name__ == "__main__":

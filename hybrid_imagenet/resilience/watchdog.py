@@ -30,7 +30,7 @@ from types import ModuleType
 
 from hybrid_imagenet.comm.communicator import Communicator
 from hybrid_imagenet.comm.hosts import interfaces
-from hybrid_imagenet.errors import EXIT_USAGE, RESTART_TRAINING
+from hybrid_imagenet.errors import EXIT_USAGE
 from hybrid_imagenet.resilience import startup_tracker
 from hybrid_imagenet.resilience.exit_code import end_process, exit_stalled
 from hybrid_imagenet.resilience.heartbeats import MAX_DATAGRAM_BYTES, Heartbeat, HeartbeatLog
@@ -106,7 +106,6 @@ class Watchdog:
         is_running: Callable[[], bool] = lambda: True,
         has_long_steps: bool = False,
         option: str = "--stall_timeout",
-        remedy: str = f"; {RESTART_TRAINING}",
     ):
         """Exchanges addresses with the other ranks; every rank must call it.
 
@@ -121,7 +120,6 @@ class Watchdog:
             of many batches. A step may take a multiple of the mean step. With long steps, the mean
             includes the first one, and no shorter work.
           option: the user's name for `stall_timeout`, for messages.
-          remedy: how the last line continues after "the job ends".
         """
         self._rank = communicator.rank
         self._hosts = communicator.hosts
@@ -131,7 +129,6 @@ class Watchdog:
         self._is_running = is_running
         self._has_long_steps = has_long_steps
         self._option = option
-        self._remedy = remedy
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._step: int | None = None
@@ -323,9 +320,9 @@ class Watchdog:
         step = self._log.last_step(stopped[0])
         end_process(
             f"error: {self._names(stopped)} stopped after step {step} (stop_training), but"
-            f" {self._names(running)} began the next step and would wait in it forever: the job"
-            " ends. Set stop_training on every rank at the same batch, for example by a value that"
-            " hi.communicator().allreduce_sum has summed, or at the end of an epoch.",
+            f" {self._names(running)} began the next step and would wait in it forever, so the job"
+            " was stopped. Set stop_training on every rank at the same batch, for example by a"
+            " value that hi.communicator().allreduce_sum has summed, or at the end of an epoch.",
             EXIT_USAGE,
         )
 
@@ -365,7 +362,7 @@ class Watchdog:
 
     def _exit(self, reason: str) -> None:
         exit_stalled(
-            f"error: {reason} ({self._option}={self._stall_timeout:g}): the job ends{self._remedy}"
+            f"error: {reason}, so the job was stopped ({self._option}={self._stall_timeout:g})."
         )
 
     def _close(self) -> None:
@@ -417,9 +414,9 @@ def _watch_startup(start: StartupProgress, stall_timeout: float, rank: int, size
             frame = next(iter(main_stack()), "unknown")
             message = (
                 f"error: rank {rank} on {socket.gethostname()} (process {os.getpid()}) hung for"
-                f" {elapsed:.0f} s while {stage or 'starting'} (--stall_timeout={stall_timeout:g}),"
-                f" in {frame}: the job ends; look for a rank, a host or a file system that does not"
-                " answer"
+                f" {elapsed:.0f} s while {stage or 'starting'}, in {frame}, so the job was stopped"
+                f" (--stall_timeout={stall_timeout:g}). Look for a rank, a host or a file system"
+                " that does not answer."
             )
             exit_stalled(startup_tracker.hung_line(message, stage, elapsed, stall_timeout))
         # This replaces the timer that the previous cycle has set.

@@ -111,8 +111,7 @@ def _print_exception(error: Exception) -> int:
         print(f"error: {shared_error}", file=sys.stderr)
         return shared_error.exit_code
     if lost_rank.is_lost_rank_error(error):
-        message = lost_rank.lost_rank_message(error, remedy="; run the command again")
-        print(UserError(message), file=sys.stderr)
+        print(UserError(lost_rank.lost_rank_message(error)), file=sys.stderr)
         return EXIT_STALLED
     if isinstance(error, ModuleNotFoundError) and error.name == "tensorflow":
         print(missing_module_message(error), file=sys.stderr)

@@ -50,6 +50,7 @@ from hybrid_imagenet.tools.doctor import host_facts
 from hybrid_imagenet.training import preflight
 
 _TRAINING_MODULE = "hybrid_imagenet.main"
+_SCRIPT_RUNNER = "hybrid_imagenet.resilience.script_runner"
 _MAX_RANKS = 1 << 16
 _MAX_PORT = 65535
 _MAX_RESTARTS = 1000
@@ -155,23 +156,29 @@ def main(arguments: Sequence[str]) -> int:
         # would no longer be free.
         checkpoint_folder = _checkpoint_folder(plan.config) if options.preempted else None
         checkpoints_before = _checkpoints(checkpoint_folder)
-        exit_code = _run_job(options, flags, plan)
+        exit_code, last_job = _run_job(options, flags, plan)
     except UserError as error:
         return _print_error(error)
     # Schedulers cancel a job by SIGTERM, and a canceled job must not be queued again. So the
     # command of --preempted runs after SIGUSR1 only.
     is_preempted = exit_code == EXIT_PREEMPTED and REQUESTS.first_signal == signal.SIGUSR1
-    if not is_preempted or not options.preempted:
-        return exit_code
-    if checkpoint_folder is not None and _checkpoints(checkpoint_folder) <= checkpoints_before:
-        # A job that makes no progress would be queued again forever.
-        print(
-            "The command of --preempted was not run, because the job saved no checkpoint. Give the"
-            " job more time.",
-            file=sys.stderr,
-        )
-        return exit_code
-    return EXIT_OK if supervisor.succeeds(options.preempted) else exit_code
+    if is_preempted and options.preempted:
+        has_saved = last_job is not None and last_job.has_saved
+        if checkpoint_folder is not None:
+            has_saved = not _checkpoints(checkpoint_folder) <= checkpoints_before
+        if not has_saved and (plan.config is not None or options.script):
+            # A job that makes no progress would be queued again forever.
+            print(
+                "The command of --preempted was not run, because the job saved no checkpoint. Give"
+                " the job more time.",
+                file=sys.stderr,
+            )
+        elif supervisor.succeeds(options.preempted):
+            return EXIT_OK
+    if last_job is not None:
+        script_command = shlex.join(["hybrid-imagenet", "run", *arguments])
+        supervisor.print_next_command(last_job, exit_code, script_command)
+    return exit_code
 
 
 def _print_error(error: UserError) -> int:
@@ -546,7 +553,7 @@ def _set_environment(options: argparse.Namespace) -> None:
 def _rank_command(options: argparse.Namespace, arguments: Sequence[str]) -> list[str]:
     """Returns the command that each rank runs."""
     if options.script:
-        return [sys.executable, options.script, *arguments]
+        return [sys.executable, "-P", "-m", _SCRIPT_RUNNER, options.script, *arguments]
     return [sys.executable, "-m", options.module, *arguments]
 
 
@@ -617,11 +624,18 @@ def _print_start(options: argparse.Namespace, config: RunConfig | None) -> None:
     sys.stderr.flush()
 
 
-def _run_job(options: argparse.Namespace, arguments: Sequence[str], plan: _LaunchPlan) -> int:
-    """Runs the job, with restarts if they are requested; returns its exit code."""
+def _run_job(
+    options: argparse.Namespace, arguments: Sequence[str], plan: _LaunchPlan
+) -> tuple[int, supervisor.Supervisor | None]:
+    """Runs the job, with restarts if they are requested.
+
+    Returns:
+      The exit code of the job, and its last supervisor; None if no rank was started.
+    """
     may_restart = bool(options.max_restarts or options.host_discovery_script)
     # Chosen here and not by the program, so that a restarted job continues in the same directory.
     run_dir = _run_dir(plan.config) if plan.config is not None and may_restart else None
+    jobs: list[supervisor.Supervisor] = []
 
     def create_supervisor(
         slots: Mapping[str, int], ranks: int, resume: bool
@@ -632,11 +646,12 @@ def _run_job(options: argparse.Namespace, arguments: Sequence[str], plan: _Launc
             if resume:
                 rank_command.append("--resume")
         command = mpirun_command(options, rank_command, slots, ranks)
-        return _create_supervisor(options, plan, command, slots, ranks)
+        jobs.append(_create_supervisor(options, plan, command, slots, ranks))
+        return jobs[-1]
 
     if not may_restart:
         slots = host_facts.parse_hosts(options.hosts)
-        return create_supervisor(slots, options.np, False).run()
+        return create_supervisor(slots, options.np, False).run(), jobs[-1]
     if options.host_discovery_script:
         list_hosts = discovery.list_by_script(options.host_discovery_script)
     else:
@@ -656,7 +671,8 @@ def _run_job(options: argparse.Namespace, arguments: Sequence[str], plan: _Launc
         join_seconds=options.join_interval,
     )
     try:
-        return RestartLoop(policy, host_discovery.hosts, create_supervisor, run_dir).run()
+        exit_code = RestartLoop(policy, host_discovery.hosts, create_supervisor, run_dir).run()
+        return exit_code, jobs[-1] if jobs else None
     finally:
         host_discovery.stop()
 

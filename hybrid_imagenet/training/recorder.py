@@ -18,6 +18,7 @@ from hybrid_imagenet import __version__, files
 from hybrid_imagenet.checkpoints.archive import CheckpointArchive
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.checkpoints.store import CheckpointStore
+from hybrid_imagenet.comm import job_lines
 from hybrid_imagenet.config import Origin, RunConfig, derived, stored
 from hybrid_imagenet.errors import UserError, without_secrets
 from hybrid_imagenet.models import keras_families
@@ -295,6 +296,7 @@ class Recording:
             **facts,
         }
         self._directory.write_json("config.json", config)
+        job_lines.notify_run(str(self._directory.path))
         return config
 
     def step(self, step: int, position: float, record: Mapping[str, Any] | None) -> None:
@@ -394,7 +396,8 @@ class Recording:
             ) from None
         except OSError as error:
             raise UserError(
-                f"{path}: {error.strerror}. Free some disk space, and start again with --resume."
+                f"{path}: {error.strerror}. Free some disk space, then run hybrid-imagenet resume"
+                f" {shlex.quote(str(path.parent))}."
             ) from None
 
     def stop_logging(self) -> None:

@@ -45,8 +45,9 @@ def test_find_stall_reports_a_silent_rank_with_host_process_step_and_stack():
     assert stall.ranks == (1,)
     assert stall.seconds == 11.0
     first, *stack = stall.report.splitlines()
-    assert (
-        first == "stall: rank 1 on node1 (process 101) is silent for 11 s, after step 7; it was in"
+    assert first == (
+        "stall: rank 1 on node1 (process 101) has been silent for 11 s (last step: 7). Python"
+        " stack:"
     )
     assert stack == [f"stall:   {frame}" for frame in READS]
 
@@ -64,10 +65,10 @@ def test_find_stall_reports_a_rank_with_overdue_heartbeats_as_silent():
     log = log_of(beat(0), beat(1, idle=0.5))
     log.record(beat(0, idle=10.1), 9.7)
     assert log.find_stall(9.7) is None
-    assert "rank 1 on node1 (process 101) is silent" in log.find_stall(10.1).report
+    assert "rank 1 on node1 (process 101) has been silent" in log.find_stall(10.1).report
     log.record(beat(1, idle=10.6, step=6), 10.1)
     log.record(beat(0, idle=10.5), 10.1)
-    assert "rank 1 on node1 (process 101) is without progress" in log.find_stall(10.2).report
+    assert "rank 1 on node1 (process 101) has made no progress" in log.find_stall(10.2).report
 
 
 def test_find_stall_before_the_first_step_reports_only_silent_ranks():
@@ -237,10 +238,10 @@ def test_watchdog_of_a_job_with_a_stopped_rank_names_it_and_exits_with_4(tmp_pat
         assert code == 4
         pid = processes[stopped].pid
         assert re.search(
-            rf"stall: rank {stopped} on here \(process {pid}\) is silent for \d+ s", errors
+            rf"stall: rank {stopped} on here \(process {pid}\) has been silent for \d+ s", errors
         )
         # The report has the stack of the main thread.
-        assert re.search(r"it was in\nstall: +\S+:\d+ \S+\n", errors)
+        assert re.search(r"Python stack:\nstall: +\S+:\d+ \S+\n", errors)
         assert f"error: rank {stopped} on here hung for" in errors
         assert "--stall_timeout=4" in errors
         assert errors.count("stall: rank") == 1
@@ -264,7 +265,7 @@ def test_watchdog_of_a_job_with_a_hanging_rank_names_it_and_exits_with_4(tmp_pat
     code, errors = finish(start(tmp_path, 3, 3, 2), 0)
     assert code == 4
     assert "rank 2 on here" in errors
-    assert "without progress" in errors
+    assert "has made no progress" in errors
     assert "step_that_hangs" in errors
 
 

@@ -4,29 +4,26 @@ import signal
 
 import pytest
 
-from hybrid_imagenet.comm.job_lines import ProgramEnd
+from hybrid_imagenet.comm.job_lines import ProgramEnd, RankFailure
 from hybrid_imagenet.resilience.exit_code import RankExit
 from hybrid_imagenet.resilience.job_result import JobResult
 from hybrid_imagenet.resilience.launcher_output import ExitedRank, KilledRank, LauncherOutput
 from hybrid_imagenet.resilience.stop_signals import UNSAVED, StopRequests
 
 KILLED = KilledRank(3, "far", signal.SIGKILL)
+ABORTED = KilledRank(3, "far", signal.SIGABRT)
 TERMINATED = KilledRank(3, "far", signal.SIGTERM)
 SAVED = RankExit(75, saved=True)
 UNSAVED_EXIT = RankExit(75, saved=False)
 STALLED = RankExit(4, saved=True)
-RESUME = "start again with --resume"
-START_SCRIPT_AGAIN = (
-    "start the same command again: a script with hi.callbacks.Checkpoint continues after its last"
-    " checkpoint"
-)
 KILLED_RANK = (
-    "error: rank 3 on far was ended by signal 9 (SIGKILL), as the kernel does when memory runs out"
-    " (check dmesg on that host)"
+    "error: rank 3 on far was killed by signal 9 (SIGKILL). The kernel does this when memory runs"
+    " out: check dmesg on that host."
 )
-LOST = f"error: the connection to host far is lost; {RESUME}"
-LOST_BY_SCRIPT = f"error: the connection to host far is lost; {START_SCRIPT_AGAIN}"
-ANY_HOST = f"error: the connection to a host is lost; {RESUME}"
+LOST = "error: the connection to host far is lost"
+ANY_HOST = "error: the connection to a host is lost"
+RAISED = RankFailure(1, "far", 1, "failed: ValueError: no class")
+EXITED_BY_PROGRAM = RankFailure(0, "near", 3, "exited with code 3 (sys.exit)", is_exit=True)
 NOT_STARTED = (
     "error: mpirun ended with exit code 255 before any rank had started. Check it with"
     " hybrid-imagenet doctor."
@@ -40,7 +37,7 @@ EXITED = (
     "error: rank 1 ended with exit code 3 and without a message of this program, for example by"
     " sys.exit or os._exit."
 )
-LAUNCHER_KILLED = f"error: the launcher of the ranks was ended by SIGKILL; {RESUME}"
+LAUNCHER_KILLED = "error: the launcher of the ranks was killed by SIGKILL"
 
 
 def result(launcher_code, *exits, output=(), stop=0, forced_by=0, **facts):
@@ -64,6 +61,7 @@ def result(launcher_code, *exits, output=(), stop=0, forced_by=0, **facts):
     defaults = {
         "launcher": "mpirun",
         "early_ranks": (),
+        "failures": (),
         "was_killed": False,
         "is_script": False,
         "all_ranks_are_local": False,
@@ -94,12 +92,19 @@ def result(launcher_code, *exits, output=(), stop=0, forced_by=0, **facts):
             "stopped: what the program saved before is kept",
         ),
         # A killed rank, whatever the others report, unless a request or this process is the cause.
-        (result(137, STALLED, output={"killed_rank": KILLED}), 137, f"{KILLED_RANK}; {RESUME}"),
+        (result(137, STALLED, output={"killed_rank": KILLED}), 137, KILLED_RANK),
+        # A program that fails, whatever other ranks report; but not instead of a killed rank.
+        (result(4, STALLED, failures=[RAISED]), 1, f"error: {RAISED}"),
         (
-            result(137, output={"killed_rank": KILLED}, is_script=True),
-            137,
-            f"{KILLED_RANK}; {START_SCRIPT_AGAIN}",
+            result(1, failures=[RAISED, RAISED, EXITED_BY_PROGRAM]),
+            1,
+            f"error: {RAISED} (1 more rank failed too)",
         ),
+        (result(4, failures=[EXITED_BY_PROGRAM]), 3, f"error: {EXITED_BY_PROGRAM}"),
+        (result(137, output={"killed_rank": KILLED}, failures=[RAISED]), 137, KILLED_RANK),
+        (result(134, output={"killed_rank": ABORTED}, failures=[RAISED]), 1, f"error: {RAISED}"),
+        (result(1, stop=15, failures=[EXITED_BY_PROGRAM]), 75, UNSAVED),
+        (result(1, stop=15, failures=[RAISED]), 1, f"error: {RAISED}"),
         (result(137, SAVED, output={"killed_rank": KILLED}), 75, ""),
         (result(137, STALLED, output={"killed_rank": KILLED, "cause_printed": True}), 4, ""),
         (result(137, STALLED, output={"killed_rank": KILLED}, was_killed=True), 4, ""),
@@ -117,7 +122,6 @@ def result(launcher_code, *exits, output=(), stop=0, forced_by=0, **facts):
         (result(75, SAVED, output={"lost_host": "far"}), 4, LOST),
         (result(205, SAVED, output={"lost_host": "far"}, stop=15), 75, ""),
         (result(205, output={"lost_host": "far"}), 4, LOST),
-        (result(205, output={"lost_host": "far"}, is_script=True), 4, LOST_BY_SCRIPT),
         (
             result(255, output={"lost_host": "far"}, no_rank_started=True),
             4,

@@ -19,7 +19,7 @@ class Job:
     def __init__(self, end, run_dir):
         self._end = end
         self._run_dir = run_dir
-        self.has_raised = False
+        self.has_failed = False
         self.stopped = threading.Event()
 
     def run(self):
@@ -32,7 +32,7 @@ class Job:
         if saved is not None:
             (self._run_dir / "checkpoints" / f"step-{saved:09d}.npz").touch()
         if code == "raises":
-            self.has_raised = True
+            self.has_failed = True
             return 1
         if code == "waits":
             assert self.stopped.wait(10)
@@ -162,7 +162,7 @@ def test_restarts_continue_after_losses_that_are_unrelated(tmp_path):
 def test_restart_does_not_happen_after_an_exception_of_a_script(tmp_path, capfd):
     code, started = play(tmp_path / "script", [("raises", 10, 10)], keeps=False)
     assert (code, len(started)) == (1, 1)
-    assert "does not start again, because its own exception" in capfd.readouterr().err
+    assert "does not start again, because its program itself has failed" in capfd.readouterr().err
     # The steps of the training program show whether it would fail again.
     code, started = play(tmp_path / "program", [("raises", 10, 10), (0, 60, 60)])
     assert (code, len(started)) == (0, 2)

@@ -83,7 +83,8 @@ def test_report_hung_rank_blames_slow_hosts_once_if_all_ranks_are_loading(monkey
     ]
     assert lines[0] == (
         "error: all 4 ranks are still loading TensorFlow after 120 s, because the hosts or their"
-        " file system are slow: the job ends; raise --stall_timeout=60\n"
+        " file system are slow, so the job was stopped (--stall_timeout=60). Raise"
+        " --stall_timeout.\n"
     )
     assert lines[1:] == ["", "", ""]
 

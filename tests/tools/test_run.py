@@ -123,7 +123,7 @@ def test_run_preempted_command_runs_after_sigusr1_if_a_checkpoint_was_saved(
 
     def train(*_):
         (folder / f"step-00000000{1 + saved}.npz").touch()
-        return 75
+        return 75, None
 
     monkeypatch.setattr(run, "_run_job", train)
     monkeypatch.setattr(run.REQUESTS, "first_signal", first)
@@ -283,7 +283,7 @@ def test_job_ends_with_the_code_of_its_ranks_and_leaves_no_process(tmp_path):
         assert not any(map(processes.alive, ranks[manner]))
         assert "Traceback" not in output
         assert output.count("saved") == (2 if codes[manner] == 75 else 0)
-        assert output.count(" was ended by signal 9 (SIGKILL), ") == (manner == "killed")
+        assert output.count(" was killed by signal 9 (SIGKILL). ") == (manner == "killed")
         assert "mpirun" not in output
 
 
