@@ -105,6 +105,7 @@ def start(
     """
     settings = settings or CommunicationSettings()
     check_grids(placement(), (settings, *others))
+    check_trust(placement(), settings.engine)
     persistent = persistent_batch_norm and not settings.deterministic
     place = configure_process(threads, persistent_batch_norm=persistent)
     return connect(place, settings, others)
@@ -120,6 +121,37 @@ def check_grids(place: Placement, settings: Sequence[CommunicationSettings]) -> 
             parse_grid(grid, place.size)
         except ValueError as error:
             raise UserError(f"--torus_grid={grid}: {error}") from None
+
+
+def check_trust(place: Placement, engine: str = "auto") -> None:
+    """Raises SharedError if ranks on several hosts would use TensorFlow's engine without consent.
+
+    Its ports have no password. Call it before TensorFlow is loaded.
+
+    Args:
+      place: Placement of this process.
+      engine: A value of --engine. Any other value than "auto" is consent.
+    """
+    is_one_host = place.local_size == place.size
+    is_asked = engine != "auto" or os.environ.get(ENGINE_VARIABLE) in ENGINES
+    if not is_one_host and not is_asked:
+        reject_unasked_engine(resolve_engine(engine))
+
+
+def reject_unasked_engine(engine: str) -> None:
+    """Raises SharedError if this is TensorFlow's engine, which nobody has asked for.
+
+    Args:
+      engine: The engine of ranks on several hosts.
+    """
+    if engine == "tensorflow":
+        raise SharedError(
+            "Without Horovod, ranks on several hosts would be connected by TensorFlow's engine,"
+            " whose TCP ports have no password: anyone who reaches one can run code in the job"
+            " (docs/trust.md). In a network that you trust, use hybrid-imagenet run"
+            " --engine=tensorflow, or set HYBRID_IMAGENET_ENGINE=tensorflow if srun or Kubernetes"
+            " starts the ranks."
+        )
 
 
 def configure_process(
@@ -311,9 +343,11 @@ def init(threads: int | None = None) -> None:
     """
     if _state.place is not None:
         return
+    # Errors of the next lines name the rank, too.
+    install_excepthook()
+    check_trust(placement())
     place = configure_process(threads)
     _state.place = place
-    install_excepthook()
     if place.size > 1 and resolve_engine("auto") == "tensorflow":
         # This engine must connect before TensorFlow is used.
         from hybrid_imagenet.comm import tensorflow_engine

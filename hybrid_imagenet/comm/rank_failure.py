@@ -24,7 +24,7 @@ from hybrid_imagenet.errors import UserError, printable
 # How long files may take to be written, such as those of a server that does not answer.
 _FLUSH_SECONDS = 5.0
 # How long the other ranks may work on after one has called `sys.exit` with an error code.
-_EXIT_GRACE_SECONDS = 30.0
+_EXIT_GRACE_SECONDS = 20.0
 _MAX_SUMMARY_LENGTH = 300
 _ESCAPE_SEQUENCE = re.compile(r"\x1b\[[0-9;]*m")
 # Lines with which the messages of Keras and TensorFlow begin. The cause follows.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import pathlib
 import signal
 import socket
 import sys
@@ -26,6 +28,8 @@ from hybrid_imagenet.errors import RankTimeoutError, UserError, pluralize
 # The watchdog names a silent rank after 30 s, with its stack. TensorFlow must not end the job
 # before that, as it would with its default of 10 s.
 _HEARTBEAT_TIMEOUT_MS = 35_000
+# How often to look for the socket on which TensorFlow's server listens.
+_SOCKET_CHECK_SECONDS = 0.001
 # gRPC connects to the hosts of this list without a proxy.
 _NO_GRPC_PROXY_VARIABLE = "no_grpc_proxy"
 CONNECT_SECONDS_VARIABLE = "HYBRID_IMAGENET_CONNECT_SECONDS"
@@ -60,12 +64,13 @@ class TensorFlowCommunicator(ConnectedRanks):
         nccl = bool(tf.config.get_visible_devices("GPU"))
         for each_settings in (settings, *others):
             check_gpu_support(has_gpu=nccl, allreduce=each_settings.allreduce)
-        host_keys = connect_servers(place)
+        connection = connect_servers(place)
+        host_keys = connection.host_keys
         self.rank = place.rank
         self.size = place.size
         self._host_collectives = TensorFlowCollectives(place.rank, place.size)
         self._set_topology(place, host_keys or self.allgather_object(hosts.host_key()))
-        if self.rank == 0:
+        if self.rank == 0 and not connection.is_loopback_only:
             ports = pluralize(self.size, "TCP port")
             hosts_count = pluralize(len(set(self.hosts)), "host")
             print(
@@ -107,8 +112,21 @@ def check_gpu_support(*, has_gpu: bool, allreduce: str = "ring", wire_dtype: str
         )
 
 
+class Connection(NamedTuple):
+    """The connection of this rank's server to the others.
+
+    Attributes:
+      host_keys: `hosts.host_key` of every rank; None if TF_CONFIG or Slurm has given the addresses,
+        because the ranks have not exchanged their keys then.
+      is_loopback_only: Whether other hosts cannot reach the port of this rank.
+    """
+
+    host_keys: list[list[str]] | None
+    is_loopback_only: bool
+
+
 @functools.cache
-def connect_servers(place: Placement) -> list[list[str]] | None:
+def connect_servers(place: Placement) -> Connection:
     """Starts this rank's server and connects TensorFlow to the servers of the other ranks.
 
     The result is cached, because a process can connect only once.
@@ -117,8 +135,7 @@ def connect_servers(place: Placement) -> list[list[str]] | None:
       place: Placement of this process.
 
     Returns:
-      `hosts.host_key` of every rank; None if TF_CONFIG or Slurm has given the addresses, because
-      the ranks have not exchanged their keys then.
+      The connection.
 
     Raises:
       RankTimeoutError: If ranks do not answer in time.
@@ -127,8 +144,9 @@ def connect_servers(place: Placement) -> list[list[str]] | None:
     if RANK_VARIABLE not in os.environ:
         launcher_placement = launcher_variables.read_launcher_placement(os.environ)
         if launcher_placement is not None:
-            _start_server(launcher_placement.servers, place.rank)
-            return None
+            is_one_host = place.local_size == place.size
+            is_loopback_only = _start_server(launcher_placement.servers, place.rank, is_one_host)
+            return Connection(None, is_loopback_only)
     own_key = hosts.host_key()
     own_addresses = hosts.select_interfaces(hosts.interfaces()).values()
     with socket.socket() as probe:
@@ -139,7 +157,8 @@ def connect_servers(place: Placement) -> list[list[str]] | None:
     port_index = len(own_key)
     host_keys = [strings[:port_index] for strings in gathered]
     ports = [strings[port_index] for strings in gathered]
-    if all(key == own_key for key in host_keys):
+    is_one_host = all(key == own_key for key in host_keys)
+    if is_one_host:
         # Some containers do not know the name "localhost".
         addresses = ["127.0.0.1"] * place.size
     else:
@@ -147,16 +166,19 @@ def connect_servers(place: Placement) -> list[list[str]] | None:
             [strings[port_index + 1 :] for strings in gathered], host_keys
         )
     servers = [f"{address}:{port}" for address, port in zip(addresses, ports, strict=True)]
-    _start_server(servers, place.rank)
-    return host_keys
+    return Connection(host_keys, _start_server(servers, place.rank, is_one_host))
 
 
-def _start_server(servers: Sequence[str], rank: int) -> None:
+def _start_server(servers: Sequence[str], rank: int, is_one_host: bool) -> bool:
     """Starts the server of a rank, and connects TensorFlow to all servers.
 
     Args:
       servers: Address of every rank's server as host:port, in the order of ranks.
       rank: This rank.
+      is_one_host: Whether all ranks are on this host, so that others need not reach the port.
+
+    Returns:
+      Whether other hosts cannot reach the port.
 
     Raises:
       RankTimeoutError: If ranks do not answer in time.
@@ -180,13 +202,67 @@ def _start_server(servers: Sequence[str], rank: int) -> None:
     runtime.configure_coordination_service = functools.partial(
         runtime.configure_coordination_service, heartbeat_timeout_in_ms=_HEARTBEAT_TIMEOUT_MS
     )
+    port = int(servers[rank].rpartition(":")[2])
     # The constructor of the strategy is the public way to a server and to collective operations.
     # Nothing else of the strategy is used.
-    tf.distribute.MultiWorkerMirroredStrategy(resolver)
+    with LoopbackPort(port) if is_one_host else contextlib.nullcontext() as loopback_port:
+        tf.distribute.MultiWorkerMirroredStrategy(resolver)
     if threading.current_thread() is threading.main_thread():
         # TensorFlow has replaced the handler of SIGTERM by one that does nothing. Install Python's
         # handler again.
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+    return loopback_port is not None and loopback_port.is_restricted
+
+
+class LoopbackPort:
+    """Restricts a port, on which a library of this process listens, to the loopback interface.
+
+    TensorFlow's server listens on all interfaces, and its API cannot change that. So a thread waits
+    until the socket listens, which takes milliseconds, and binds it to the device.
+
+    Attributes:
+      is_restricted: Whether it was found and restricted; known after the block.
+    """
+
+    def __init__(self, port: int) -> None:
+        self.is_restricted = False
+        self._port = port
+        self._has_ended = threading.Event()
+        self._thread = threading.Thread(target=self._wait_for_socket, daemon=True)
+
+    def __enter__(self) -> LoopbackPort:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._has_ended.set()
+        self._thread.join()
+        self.is_restricted = self.is_restricted or self._restrict()
+
+    def _wait_for_socket(self) -> None:
+        while not self._has_ended.wait(_SOCKET_CHECK_SECONDS):
+            if self._restrict():
+                self.is_restricted = True
+                return
+
+    def _restrict(self) -> bool:
+        """Returns whether the socket listens and is now bound to the loopback interface."""
+        for link in pathlib.Path("/proc/self/fd").iterdir():
+            # Other threads open and close files meanwhile, and Linux before 5.7 allows only root to
+            # bind to a device.
+            with contextlib.suppress(OSError):
+                if not str(link.readlink()).startswith("socket:"):
+                    continue
+                # Closing a duplicate leaves the socket itself open.
+                with socket.socket(fileno=os.dup(int(link.name))) as listener:
+                    if (
+                        listener.family in (socket.AF_INET, socket.AF_INET6)
+                        and listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                        and listener.getsockname()[1] == self._port
+                    ):
+                        listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo\0")
+                        return True
+        return False
 
 
 def connect_seconds(environ: Mapping[str, str]) -> float:

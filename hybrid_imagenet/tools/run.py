@@ -27,7 +27,12 @@ from hybrid_imagenet import config as configuration
 from hybrid_imagenet import files, recipes
 from hybrid_imagenet.comm import other_launchers
 from hybrid_imagenet.comm.environment import RANKS_VARIABLE, openmpi_prefix
-from hybrid_imagenet.comm.process import ENGINE_VARIABLE, resolve_engine
+from hybrid_imagenet.comm.process import (
+    ENGINE_VARIABLE,
+    reject_unasked_engine,
+    resolve_engine,
+)
+from hybrid_imagenet.comm.settings import ENGINES
 from hybrid_imagenet.config import RunConfig
 from hybrid_imagenet.config.help import first_commands, topic
 from hybrid_imagenet.errors import (
@@ -133,7 +138,11 @@ def main(arguments: Sequence[str]) -> int:
         if not flags and not options.script and options.module == _TRAINING_MODULE:
             print(first_commands(_command_up_to_flags(arguments)), file=sys.stderr)
             return EXIT_USAGE
+        if options.engine and not options.script and options.module == _TRAINING_MODULE:
+            # So that it is stored in config.json, and `resume` uses it again.
+            flags = [f"--engine={options.engine}", *flags]
         plan = _plan_launch(options, flags)
+        _choose_engine(options, plan)
         _set_environment(options)
         rank_command = _rank_command(options, flags)
         slots = host_facts.parse_hosts(options.hosts)
@@ -235,7 +244,8 @@ def split_command(words: Sequence[str]) -> tuple[list[str], str, list[str]]:
 
 def _reject_training_flags(option_words: Sequence[str], program_arguments: Sequence[str]) -> None:
     """Raises UserError with the corrected command if flags of training come before `--`."""
-    training_flags = {"flagfile", *configuration.OPTIONS}
+    # `run` itself has an option --engine.
+    training_flags = {"flagfile", *configuration.OPTIONS} - {"engine"}
     for name in configuration.OPTIONS:
         training_flags |= {f"no{name}", f"no_{name}"}
     for index, word in enumerate(option_words):
@@ -300,6 +310,14 @@ def _parser() -> Parser:
         default="",
         metavar="NAME",
         help="network interface that the ranks communicate through, such as eth0",
+    )
+    parser.add_argument(
+        "--engine",
+        choices=tuple(ENGINES),
+        help=(
+            "library that connects the ranks (default: Horovod if it is installed, otherwise"
+            " TensorFlow, whose ports have no password, so on several hosts you must ask for it)"
+        ),
     )
     parser.add_argument(
         "--ssh_port",
@@ -510,6 +528,37 @@ def _plan_launch(options: argparse.Namespace, flags: Sequence[str]) -> _LaunchPl
     return _LaunchPlan(stall_timeout, config, action)
 
 
+def _choose_engine(options: argparse.Namespace, plan: _LaunchPlan) -> None:
+    """Sets the engine of all ranks in the environment.
+
+    All hosts must use the same engine. A host on which it is not installed then reports that,
+    instead of choosing another one.
+
+    Raises:
+      UserError: if two engines are set, or ranks on several hosts would use TensorFlow's engine,
+        whose ports have no password, although nobody has asked for it.
+    """
+    engine_of_flags = "auto" if plan.config is None else plan.config.communication.engine
+    if options.engine and engine_of_flags not in ("auto", options.engine):
+        raise UserError(
+            f"--engine={options.engine} of run and --engine={engine_of_flags} of training are"
+            " different. Set one of them."
+        )
+    if options.engine:
+        os.environ[ENGINE_VARIABLE] = options.engine
+    is_asked = engine_of_flags != "auto" or os.environ.get(ENGINE_VARIABLE) in ENGINES
+    if is_asked:
+        return
+    engine = resolve_engine("auto", started_by_mpi=True)
+    # The hosts of a discovery script are not known yet.
+    is_one_host = not options.host_discovery_script and all(
+        host_facts.is_local(name) for name in host_facts.parse_hosts(options.hosts)
+    )
+    if plan.action is _Action.START_RANKS and not is_one_host:
+        reject_unasked_engine(engine)
+    os.environ[ENGINE_VARIABLE] = engine
+
+
 def _has_ranks_here(options: argparse.Namespace) -> bool:
     """Returns whether ranks, rank 0 among them, are known to run on this host.
 
@@ -545,9 +594,6 @@ def _set_environment(options: argparse.Namespace) -> None:
         os.environ["SLURM_TASKS_PER_NODE"] = f"{most_slots}(x{nodes})"
     if options.interface:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", options.interface)
-    # All hosts must use the same engine. A host on which it is not installed then reports that,
-    # instead of choosing another one.
-    os.environ.setdefault(ENGINE_VARIABLE, resolve_engine("auto", started_by_mpi=True))
 
 
 def _rank_command(options: argparse.Namespace, arguments: Sequence[str]) -> list[str]:

@@ -8,9 +8,9 @@ from unittest import mock
 import pytest
 import tensorflow as tf
 
-from hybrid_imagenet.comm import environment, start
+from hybrid_imagenet.comm import environment, process, start
 from hybrid_imagenet.comm.environment import Placement
-from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.errors import SharedError, UserError
 from tests.ranks import ROOT
 
 OPEN_MPI = {
@@ -182,6 +182,30 @@ def test_start_without_horovod_raises_with_the_remedy(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "hybrid_imagenet.comm.horovod_engine", None)
     with pytest.raises(UserError, match="Horovod cannot be used"):
         start()
+
+
+@pytest.mark.parametrize(
+    ("place", "engine", "variable", "is_rejected"),
+    [
+        (Placement(1, 2, 0, 1), "auto", None, True),
+        (Placement(1, 2, 0, 1), "auto", "tensorflow", False),
+        (Placement(1, 2, 0, 1), "tensorflow", None, False),
+        (Placement(1, 2, 1, 2), "auto", None, False),
+        (Placement(), "auto", None, False),
+    ],
+)
+def test_check_trust_rejects_the_engine_of_tensorflow_on_several_hosts_unless_asked(
+    place, engine, variable, is_rejected, monkeypatch
+):
+    monkeypatch.delenv(process.ENGINE_VARIABLE, raising=False)
+    if variable is not None:
+        monkeypatch.setenv(process.ENGINE_VARIABLE, variable)
+    monkeypatch.setattr(process, "resolve_engine", lambda engine: "tensorflow")
+    if is_rejected:
+        with pytest.raises(SharedError, match="set HYBRID_IMAGENET_ENGINE=tensorflow if srun"):
+            process.check_trust(place, engine)
+    else:
+        process.check_trust(place, engine)
 
 
 def test_restart_with_huge_pages_happens_once(tmp_path):

@@ -12,7 +12,7 @@ from hybrid_imagenet.comm import hosts, tensorflow_engine
 from hybrid_imagenet.comm.environment import Placement
 from hybrid_imagenet.comm.settings import CommunicationSettings
 from hybrid_imagenet.errors import EXIT_STALLED, UserError
-from tests.ranks import ROOT
+from tests.ranks import ROOT, environment
 from tests.support import program
 
 
@@ -37,6 +37,71 @@ def test_connect_servers_without_a_reachable_address_raises(monkeypatch):
     )
 
 
+def bound_device(listener):
+    return listener.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16).rstrip(b"\0")
+
+
+def test_loopback_port_binds_only_the_listening_socket_of_its_port():
+    with socket.socket() as other, socket.socket() as listener:
+        other.bind(("", 0))
+        other.listen()
+        listener.bind(("", 0))
+        loopback_port = tensorflow_engine.LoopbackPort(listener.getsockname()[1])
+        with loopback_port:
+            listener.listen()
+        assert loopback_port.is_restricted
+        assert bound_device(listener) == b"lo"
+        assert bound_device(other) == b""
+        with socket.create_connection(("127.0.0.1", listener.getsockname()[1]), timeout=5):
+            pass
+
+
+def test_loopback_port_without_a_listening_socket_is_not_restricted():
+    with socket.socket() as closed:
+        closed.bind(("", 0))
+        with tensorflow_engine.LoopbackPort(closed.getsockname()[1]) as loopback_port:
+            pass
+    assert not loopback_port.is_restricted
+
+
+PRINT_DEVICES = """
+import os, pathlib, socket
+import hybrid_imagenet as hi
+
+hi.init()
+total = hi.communicator().allgather_object(hi.rank())
+devices = []
+for link in pathlib.Path("/proc/self/fd").iterdir():
+    if link.is_symlink() and str(link.readlink()).startswith("socket:"):
+        with socket.socket(fileno=os.dup(int(link.name))) as listener:
+            family = listener.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN)
+            listens = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            if listens and family != socket.AF_UNIX:
+                device = listener.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16)
+                devices.append(device.decode().rstrip(chr(0)))
+# One write, so that the lines of the ranks do not mix.
+os.write(1, f"{total} listens on {devices}\\n".encode())
+"""
+
+
+def test_ranks_of_one_host_behind_a_proxy_connect_and_listen_on_loopback_only(tmp_path):
+    script = tmp_path / "devices.py"
+    script.write_text(PRINT_DEVICES)
+    command = [sys.executable, "-m", "hybrid_imagenet", "run", "-np", "2", "--engine=tensorflow"]
+    # Nothing listens there.
+    proxies = dict.fromkeys(("http_proxy", "https_proxy", "grpc_proxy"), "http://127.0.0.1:9")
+    done = subprocess.run(
+        [*command, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=environment() | proxies,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["[0, 1] listens on ['lo']"] * 2
+    assert "without a password" not in done.stderr
+
+
 WRONG_SUMS = "Use --allreduce=ring with --compression=fp16, or --engine=horovod"
 
 
@@ -58,8 +123,8 @@ def test_tensorflow_engine_on_gpus_rejects_to_send_bfloat16():
 
 
 def test_tensorflow_engine_warns_once_that_ports_are_open_on_all_interfaces(monkeypatch, capsys):
-    keys = [["near", "a"], ["far", "b"]]
-    monkeypatch.setattr(tensorflow_engine, "connect_servers", lambda placement: keys)
+    connection = tensorflow_engine.Connection([["near", "a"], ["far", "b"]], False)
+    monkeypatch.setattr(tensorflow_engine, "connect_servers", lambda placement: connection)
     monkeypatch.setattr(
         tensorflow_engine.TensorFlowCommunicator, "broadcast_object", lambda self, value: value
     )

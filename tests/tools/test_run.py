@@ -359,3 +359,49 @@ def test_ranks_of_one_host_sum_without_a_listening_tcp_port(tmp_path):
     result = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment())
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines() == ["sum 2.0 2.0 listening []"] * 2
+
+
+@pytest.fixture
+def _without_horovod(monkeypatch):
+    """Selects TensorFlow's engine by default, as in an environment without Horovod."""
+    # The command sets this variable, which must not stay for other tests.
+    monkeypatch.setenv(run.ENGINE_VARIABLE, "")
+    monkeypatch.setattr(run, "resolve_engine", lambda *_, **__: "tensorflow")
+
+
+@pytest.mark.usefixtures("_without_horovod")
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["-H", "a:1,b:1"], 2),
+        (["--host_discovery_script=hosts", "-np", "2"], 2),
+        (["-H", "a:1,b:1", "--engine=tensorflow"], 0),
+        (["-H", "a:1,b:1", "--engine=horovod"], 0),
+        (["-H", "localhost:2"], 0),
+    ],
+)
+def test_run_on_several_hosts_uses_the_engine_of_tensorflow_only_if_asked(words, code, capfd):
+    for program_words in (["--", *DIGITS], ["examples/keras_fit.py"]):
+        os.environ[run.ENGINE_VARIABLE] = ""
+        assert run.main([*words, "--dry_run", *program_words]) == code
+        errors = capfd.readouterr().err
+        assert ("whose TCP ports have no password" in errors) == (code == 2)
+        assert ("use hybrid-imagenet run --engine=tensorflow, or set" in errors) == (code == 2)
+
+
+@pytest.mark.usefixtures("_without_horovod")
+def test_run_on_several_hosts_uses_the_engine_of_the_environment_or_a_flag(capfd):
+    words = ["-H", "a:1,b:1", "--dry_run", "--", *DIGITS]
+    assert run.main([*words, "--engine=tensorflow"]) == 0
+    os.environ[run.ENGINE_VARIABLE] = "tensorflow"
+    assert run.main(words) == 0
+
+
+@pytest.mark.usefixtures("_without_horovod")
+def test_run_engine_is_stored_as_a_flag_of_training(capfd):
+    assert run.main(["-np", "2", "--engine=tensorflow", "--dry_run", "--", *DIGITS]) == 0
+    assert "--engine=tensorflow" in shlex.split(capfd.readouterr().out)
+    assert os.environ[run.ENGINE_VARIABLE] == "tensorflow"
+    both = ["-np", "2", "--engine=tensorflow", "--dry_run", "--", "--engine=horovod", *DIGITS]
+    assert run.main(both) == 2
+    assert "--engine=horovod of training are different" in capfd.readouterr().err
