@@ -11,7 +11,7 @@
 #   RANKS       number of ranks (default: 2)
 #
 # All flags: python -m hybrid_imagenet.main --help. The script returns the exit code of the program: 0 success, 2 invalid
-# flag, 75 stopped by a signal after saving (start again with --resume). Press Ctrl-C once to save and stop, three times
+# flag, 75 stopped by a signal after saving (continue with hybrid-imagenet resume). Press Ctrl-C once to save and stop, three times
 # to stop at once.
 set -euo pipefail
 # shellcheck source=launch/lib.sh
