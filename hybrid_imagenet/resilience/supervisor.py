@@ -523,8 +523,9 @@ def print_next_command(supervisor: Supervisor, code: int, script_command: str = 
     if code in (EXIT_OK, EXIT_USAGE, EXIT_NUMERICS):
         return
     command = ""
-    if supervisor.run_directory and code not in (EXIT_PREEMPTED, EXIT_INTERRUPTED):
-        command = shlex.join(["hybrid-imagenet", "resume", supervisor.run_directory])
+    if supervisor.run_directory:
+        if code not in (EXIT_PREEMPTED, EXIT_INTERRUPTED):
+            command = shlex.join(["hybrid-imagenet", "resume", supervisor.run_directory])
     elif supervisor.can_continue:
         command = script_command
     if command:

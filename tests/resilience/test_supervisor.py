@@ -610,6 +610,36 @@ def test_supervisor_tells_an_exception_of_a_rank_from_the_loss_of_another(
     assert job.has_failed == has_failed
 
 
+RESUME = "next: hybrid-imagenet resume 'runs/my run'\n"
+START_AGAIN = "next: hybrid-imagenet run mine.py\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "expected"),
+    [
+        # The training program saves checkpoints, too.
+        (["run\truns/my run", "saved\t"], 1, RESUME),
+        (["run\truns/my run"], 137, RESUME),
+        # Rank 0 of the program has printed it.
+        (["run\truns/my run", "saved\t"], 75, ""),
+        (["saved\t"], 1, START_AGAIN),
+        (["restored\t"], 4, START_AGAIN),
+        (["saved\t"], 75, START_AGAIN),
+        ([], 1, ""),
+        # The messages say what to change first.
+        (["saved\t"], 2, ""),
+        (["saved\t"], 3, ""),
+        (["saved\t"], 0, ""),
+    ],
+)
+def test_print_next_command_prints_the_command_that_continues(lines, code, expected, capfd):
+    job = supervisor.Supervisor(["mpirun"])
+    for line in lines:
+        assert job._take_job_line(f"{job._job_word} {line}\n".encode()) == b""
+    supervisor.print_next_command(job, code, "hybrid-imagenet run mine.py")
+    assert capfd.readouterr().err == expected
+
+
 def test_supervisor_without_its_launcher_prints_one_line():
     code, _, err, _ = finish(
         processes.python("-m", "hybrid_imagenet.resilience.supervisor", "--", "no-such-mpirun")
