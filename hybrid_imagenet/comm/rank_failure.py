@@ -91,9 +91,13 @@ def exit_at_once(code: int) -> NoReturn:
     timer = threading.Timer(_FLUSH_SECONDS, os._exit, (code,))
     timer.daemon = True
     timer.start()
-    for candidate in (sys.stdout, sys.stderr, *gc.get_objects()):
-        # The class of a proxy object may be computed, so `isinstance` could run code.
-        if issubclass(type(candidate), (io.TextIOWrapper, io.BufferedWriter)):
-            with contextlib.suppress(Exception):
-                candidate.flush()
-    os._exit(code)
+    try:
+        for candidate in (sys.stdout, sys.stderr, *gc.get_objects()):
+            # The class of a proxy object may be computed, so `isinstance` could run code.
+            if issubclass(type(candidate), (io.TextIOWrapper, io.BufferedWriter)):
+                with contextlib.suppress(Exception):
+                    candidate.flush()
+        os._exit(code)
+    finally:
+        # Tests replace `os._exit`.
+        timer.cancel()

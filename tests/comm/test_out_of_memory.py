@@ -1,5 +1,6 @@
 """Tests that errors of exhausted memory are recognized, and the messages that users see."""
 
+import re
 import sys
 
 import pytest
@@ -8,6 +9,7 @@ from horovod.common.exceptions import HorovodInternalError
 
 from hybrid_imagenet import train
 from hybrid_imagenet.comm import out_of_memory, process
+from hybrid_imagenet.comm.environment import Placement
 from hybrid_imagenet.errors import EXIT_USAGE
 from hybrid_imagenet.tools import command_line
 from tests.support import in_process
@@ -96,12 +98,15 @@ def test_command_that_runs_out_of_memory_prints_one_line(capfd):
 
 
 def test_fit_on_ranks_that_runs_out_of_memory_prints_one_line(capfd, monkeypatch):
-    monkeypatch.setattr(process, "local_rank", lambda: 0)
-    monkeypatch.setattr(process, "rank", lambda: 4)
-    monkeypatch.setattr(process, "size", lambda: 8)
+    place = Placement(rank=4, size=8, local_rank=0, local_size=4)
+    monkeypatch.setattr(process, "_current_placement", lambda: place)
+    monkeypatch.setattr(process.rank_failure.os, "_exit", sys.exit)
+    monkeypatch.setattr(process.sys, "excepthook", sys.__excepthook__)
     error = exhausted()
-    hook = process._exit_with_code_of_error(sys.__excepthook__, ends_at_once=False)
-    with pytest.raises(SystemExit, match="2"):
-        hook(type(error), error, None)
-    process.shutdown()
-    assert capfd.readouterr().err.startswith("error: rank 4: The memory of the ")
+    process.install_excepthook()
+    try:
+        with pytest.raises(SystemExit, match="2"):
+            sys.excepthook(type(error), error, None)
+    finally:
+        process.shutdown()
+    assert re.match(r"error: rank 4 on \S+: The memory of the ", capfd.readouterr().err)

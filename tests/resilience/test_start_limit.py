@@ -42,7 +42,8 @@ def test_startup_stage_that_takes_too_long_prints_one_line_and_exits_with_4():
     assert errors.count("\n") == 1
     assert (
         errors.startswith("error: rank 3 on ")
-        and "while connecting 4 ranks (--stall_timeout=0.5), in " in errors
+        and "while connecting 4 ranks, in " in errors
+        and "so the job was stopped (--stall_timeout=0.5)." in errors
     )
     assert "blocks" in errors
     assert time.monotonic() - began < 15
