@@ -27,8 +27,6 @@ from hybrid_imagenet.errors import SharedError, UserError, pluralize
 from hybrid_imagenet.tools import command_line
 
 if typing.TYPE_CHECKING:
-    import tensorflow as tf
-
     from hybrid_imagenet.comm.communicator import Communicator
     from hybrid_imagenet.config import RunConfig
 
@@ -377,6 +375,7 @@ def measure(
     """
     import tensorflow as tf
 
+    from hybrid_imagenet.comm import SingleProcess
     from hybrid_imagenet.training import hardware
 
     precision = hardware.choose_precision(config.network.precision, config.network.model)
@@ -387,7 +386,7 @@ def measure(
             training_step(
                 config,
                 communicator,
-                _communicator_without_reduction(communicator),
+                SingleProcess(),
                 precision,
                 classes,
             )
@@ -445,21 +444,6 @@ def measure(
     }
 
 
-def _communicator_without_reduction(communicator: Communicator) -> Communicator:
-    """Returns a communicator that does not reduce gradients.
-
-    It still sums the stop flags of a step, so that their cost does not count as communication of
-    gradients.
-    """
-    from hybrid_imagenet.comm import SingleProcess
-
-    class WithoutReduction(SingleProcess):
-        def allreduce_on_host(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-            return communicator.allreduce_on_host(tensor, name)
-
-    return WithoutReduction()
-
-
 @dataclasses.dataclass(frozen=True)
 class TimedStep:
     """A training step for a benchmark.
@@ -506,7 +490,7 @@ def training_step(
     config = defaults.decide_xla(config, images, precision)
     model = build.model(config, precision, classes, communicator)
     optimizer = build.optimizer(config, model, reducer)
-    train = build.train_step(config, precision, model, optimizer, reducer)
+    train = build.train_step(config, precision, model, optimizer)
     random = np.random.default_rng(communicator.rank)
     side = augmentations.host_augmentation(config.data.augmentation, config.network.image_size).side
     shape = [config.optimization.per_gpu_batch, side, side, 3]
@@ -515,7 +499,6 @@ def training_step(
         "label": tf.constant(random.integers(0, classes, shape[:1])),
         "seed": tf.constant(random.integers(0, 2**31, [shape[0], 2])),
     }
-    stop_flags = tf.zeros([1], tf.int32)
     first_weights = model.trainable_variables[0].value
 
     def wait() -> object:
@@ -523,7 +506,7 @@ def training_step(
         return tf.reshape(first_weights, [-1])[0].numpy()
 
     return TimedStep(
-        lambda: train.update(batch, stop_flags),
+        lambda: train.update(batch),
         wait,
         lambda: train.sums.read().means("train")["train_loss"],
     )

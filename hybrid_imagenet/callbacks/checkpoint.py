@@ -20,7 +20,7 @@ from hybrid_imagenet.callbacks.training_callback import print_to_stderr
 from hybrid_imagenet.checkpoints.archive import CheckpointArchive
 from hybrid_imagenet.checkpoints.run_state import RunState, array_name, restore_arrays
 from hybrid_imagenet.checkpoints.store import CheckpointStore
-from hybrid_imagenet.comm import Communicator
+from hybrid_imagenet.comm import Communicator, job_lines
 from hybrid_imagenet.comm.request_sum import RequestSum
 from hybrid_imagenet.errors import (
     EXIT_PREEMPTED,
@@ -507,6 +507,7 @@ class Checkpoint(SaveCheckpoints):
             self._restored_weights.setdefault(name.partition("/")[0], []).append(array)
         restore_arrays(checkpoint, self.all_variables())
         self._restart_changed_loss_scales(checkpoint.meta["optimizers"])
+        job_lines.notify_checkpoint(restored=True)
         print_to_stderr(f"resumed from {checkpoint.path}: {self._describe_position(checkpoint)}")
         return {
             "state": checkpoint.meta["state"],

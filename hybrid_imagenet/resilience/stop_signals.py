@@ -3,7 +3,7 @@
 Ctrl-C, SIGTERM, SIGHUP (a closed terminal) and SIGUSR1 (a scheduler's warning) each ask for a stop.
 Before the first step there is nothing to save, so the process ends at once, even inside a library
 that waits for other ranks. From the first step on, a request is kept until all ranks follow it
-(`training.rank_requests`). A second SIGINT or SIGTERM prints how the run will end; a third one ends
+(`step_requests`). A second SIGINT or SIGTERM prints how the run will end; a third one ends
 it at once. SIGHUP and SIGUSR1 never do that, because a closing terminal sends SIGHUP twice, and the
 supervisor of a job may repeat SIGUSR1.
 

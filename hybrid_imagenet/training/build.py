@@ -149,7 +149,6 @@ def train_step(
     precision: str,
     network: keras.Model,
     distributed_optimizer: DistributedOptimizer,
-    communicator: Communicator,
     omit_images: RandomBatch | None = None,
     class_weights: npt.NDArray[np.float32] | None = None,
 ) -> TrainStep:
@@ -160,7 +159,6 @@ def train_step(
       precision: name of a Keras dtype policy, such as mixed_float16.
       network: returned by `model`.
       distributed_optimizer: returned by `optimizer`.
-      communicator: of the ranks.
       omit_images: returned by `random_batch`.
       class_weights: returned by `class_weights`.
     """
@@ -168,7 +166,6 @@ def train_step(
         network,
         distributed_optimizer,
         train_preprocess(config, precision.removeprefix("mixed_")),
-        communicator,
         loss=LOSSES[config.data.loss],
         label_smoothing=config.data.label_smoothing,
         jit_compile=_compiles_step(config),

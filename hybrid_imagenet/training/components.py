@@ -99,7 +99,6 @@ class RunComponents:
             precision,
             self.model,
             self.optimizer,
-            communicator,
             omit_images,
             self.class_weights,
         )

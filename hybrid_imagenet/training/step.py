@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.data.image_mixing import ImageMixer, MixedLabels
 from hybrid_imagenet.models import kernels, layers, normalization
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
@@ -50,16 +49,15 @@ class TrainStep:
     the log are in `telemetry`.
 
     Attributes:
-      update: Called with (batch, requests): one update from one batch. Called with (batch,
-        requests, num_micro_batches): one update from the mean over all micro-batches, this one
-        included; the number is a float32 scalar.
+      update: Called with (batch): one update from one batch. Called with (batch,
+        num_micro_batches): one update from the mean over all micro-batches, this one included; the
+        number is a float32 scalar.
       accumulate: Called with (batch); adds the gradients of a micro-batch that is not the last.
       sums: Loss and accuracy of the epoch so far, on this rank.
       alarm: The first step whose loss has diverged.
       telemetry: Reads sums, alarm and the optimizer's values without waiting for the device.
 
-    Both functions are traced once for each shape of the batch. `requests`, int32 [2], is what this
-    rank asks for, see `RankRequests`; `summed_requests` returns the sum over ranks.
+    Both functions are traced once for each shape of the batch.
     """
 
     def __init__(
@@ -67,7 +65,6 @@ class TrainStep:
         model: keras.Model,
         optimizer: DistributedOptimizer,
         preprocess: Preprocess,
-        communicator: Communicator,
         *,
         loss: Loss = cross_entropy,
         label_smoothing: float = 0.0,
@@ -83,7 +80,6 @@ class TrainStep:
           optimizer: Reduces and applies gradients.
           preprocess: Augments a batch {"image": uint8, ...} on the device, and returns images in
             the compute type.
-          communicator: Sums the requests over ranks.
           loss: One of `losses.LOSSES`.
           label_smoothing: Argument of the loss, in [0, 1].
           jit_compile: Whether to compile forward and backward pass with XLA. The reduction stays
@@ -108,15 +104,10 @@ class TrainStep:
             loss = weighted_loss(loss, class_weights)
         self.alarm = LossAlarm(threshold)
         self._preprocess = preprocess
-        self._communicator = communicator
         self._loss = loss
         self._label_smoothing = label_smoothing
         self._omit_images = omit_images
         self._mixer = mixer
-        with tf.device("CPU:0"):
-            self._requests = tf.Variable(
-                tf.zeros([0], tf.int32), shape=[None], trainable=False, name="requests"
-            )
         optimizer.build(model.trainable_variables)
         self._compile(jit_compile)
         self.telemetry = DelayedReadback(
@@ -130,9 +121,7 @@ class TrainStep:
 
     # The mathematics of a step
 
-    def _update(
-        self, batch: Batch, requests: tf.Tensor, num_micro_batches: tf.Tensor | None = None
-    ) -> None:
+    def _update(self, batch: Batch, num_micro_batches: tf.Tensor | None = None) -> None:
         """Takes one step from a batch, or from the last of several micro-batches."""
         accumulator = self.optimizer.accumulator
         gradients = self._gradients(batch)
@@ -142,7 +131,6 @@ class TrainStep:
         reduced = self.optimizer.reduce(gradients)
         self.optimizer.update_if_finite(reduced)
         self.alarm.advance()
-        self._sum_requests(requests)
         if num_micro_batches is not None:
             accumulator.reset()
 
@@ -216,17 +204,7 @@ class TrainStep:
         """Creates the sums of gradients; call it before `accumulate`."""
         self.optimizer.accumulator.build(self.model.trainable_variables)
 
-    # Requests of ranks, and the statistics of normalization
-
-    def _sum_requests(self, requests: tf.Tensor) -> None:
-        """Sums the requests over ranks, on the CPUs, so that no GPU has to wait."""
-        with tf.device("CPU:0"):
-            self._requests.assign(self._communicator.allreduce_on_host(requests, "requests"))
-
-    def summed_requests(self) -> npt.NDArray[np.int32]:
-        """Returns the sum over ranks of the last step's requests, without waiting for a GPU."""
-        requests: npt.NDArray[np.int32] = self._requests.numpy()
-        return requests
+    # Statistics of normalization
 
     def forward(self, batch: Batch) -> tf.Tensor:
         """Returns the logits in training mode, float32 [b, classes].

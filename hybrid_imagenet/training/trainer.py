@@ -14,8 +14,10 @@ from hybrid_imagenet.callbacks import callback_state
 from hybrid_imagenet.callbacks.divergence_guard import DivergedError
 from hybrid_imagenet.callbacks.training_callback import CallbackSequence
 from hybrid_imagenet.comm import lost_rank, out_of_memory
+from hybrid_imagenet.comm.request_sum import RequestSum
 from hybrid_imagenet.config import derived
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.resilience.step_requests import NUM_REQUESTS, StepRequests
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
 from hybrid_imagenet.schedules import run_length
 from hybrid_imagenet.startup import STARTUP_PROGRESS
@@ -25,7 +27,6 @@ from hybrid_imagenet.training.components import RunComponents
 from hybrid_imagenet.training.program_callbacks import program_callbacks
 from hybrid_imagenet.training.program_checkpoints import ProgramCheckpoints
 from hybrid_imagenet.training.program_run import ProgramRun
-from hybrid_imagenet.training.rank_requests import RankRequests
 from hybrid_imagenet.training.step import Batch
 from hybrid_imagenet.training.throughput_meter import ThroughputMeter
 
@@ -41,6 +42,7 @@ class Trainer:
       data: training batches of this rank.
       step: the compiled training step.
       save_callback: the callback that saves.
+      requests: requests of all ranks to stop or to save.
     """
 
     def __init__(
@@ -60,10 +62,14 @@ class Trainer:
         self.data = components.data
         self.step = components.step
         self.save_callback = ProgramCheckpoints(components)
-        self._requests = RankRequests(
+        reducer = components.optimizer.reducer
+        if components.communicator.size > 1:
+            reducer.request_sum = RequestSum(NUM_REQUESTS)
+        self.requests = StepRequests(
+            reducer.request_sum,
             config.evaluation.checkpoint_every_seconds
             if components.communicator.rank == 0
-            else None
+            else None,
         )
         self._is_compiled = False
         self._run = ProgramRun(components)
@@ -201,21 +207,17 @@ class Trainer:
     def _run_step(self, batches: Iterator[Batch], epoch: int) -> None:
         """Runs one update on the device, from one or more micro-batches."""
         _, num_micro_batches = self.data.micro_batches(epoch)
-        requests = self._requests.vector()
+        self.requests.post()
         step = self.step
         with tf.profiler.experimental.Trace("train", step_num=self.state.step + 1, _r=1):
             if num_micro_batches == 1:
-                self._execute(step.update, self._next(batches), requests)
+                self._execute(step.update, self._next(batches))
                 return
             step.prepare_accumulation()
             for _ in range(num_micro_batches - 1):
                 self._execute(step.accumulate, self._next(batches))
-            self._execute(
-                step.update,
-                self._next(batches),
-                requests,
-                tf.constant(float(num_micro_batches)),
-            )
+            number = tf.constant(float(num_micro_batches))
+            self._execute(step.update, self._next(batches), number)
 
     def _execute(self, function: Callable[..., None], *arguments: Any) -> None:
         """Calls a function of the step.
@@ -280,9 +282,9 @@ class Trainer:
 
     def _follow_requests(self) -> None:
         """Decides, the same on all ranks, whether to save or to end training after this step."""
-        self._requests.update(self.step.summed_requests())
-        self._run.save_requested = self._requests.save
-        if self._requests.stop:
+        self.requests.follow()
+        self._run.save_requested = self.requests.save
+        if self.requests.stop:
             self._run.request_stop("preempted")
 
     # The end of an epoch, and validation

@@ -4,21 +4,17 @@ import contextlib
 import io
 import json
 import sys
-import types
 from unittest import mock
 
 import pytest
-import tensorflow as tf
 
 from benchmarks import scaling_peers as compared
 from hybrid_imagenet import config
 from hybrid_imagenet.benchmarks import scaling
 from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.optimizers.reducer import GradientReducer
 from hybrid_imagenet.training import build
 from hybrid_imagenet.training.losses import binary_cross_entropy
-from tests.support.gradients import means
 
 
 def row(ranks, rate, step=0.1, compute=0.08):
@@ -180,19 +176,6 @@ def test_training_step_applies_the_flags():
     arguments = train_step.call_args.kwargs
     assert (arguments["jit_compile"], arguments["label_smoothing"]) == (True, 0.1)
     assert arguments["loss"] is binary_cross_entropy
-
-
-def test_communicator_without_reduction_still_sums_stop_flags():
-    # Otherwise their cost would count as communication of gradients.
-    names = []
-    ranks = types.SimpleNamespace(
-        allreduce_on_host=lambda tensor, name: names.append(name) or tensor
-    )
-    without_reduction = scaling._communicator_without_reduction(ranks)
-    without_reduction.allreduce_on_host(tf.constant([1]), "control")
-    (gradient,) = means(GradientReducer(without_reduction).reduce, [tf.constant([2.0])], ["w"])
-    assert names == ["control"]
-    assert gradient.numpy().tolist() == [2.0]
 
 
 @pytest.mark.parametrize(("ranks", "first"), [("1", "--lr=1"), ("1,2", "--nojit_compile")])

@@ -20,6 +20,7 @@ from hybrid_imagenet.comm import SingleProcess, process
 from hybrid_imagenet.comm.communicator import GradientExchange
 from hybrid_imagenet.comm.connected import ConnectedRanks
 from hybrid_imagenet.comm.horovod_engine import HorovodCollectives
+from hybrid_imagenet.comm.request_sum import RequestSum
 from hybrid_imagenet.comm.tensorflow_engine import TensorFlowCollectives
 from hybrid_imagenet.config import derived
 from hybrid_imagenet.data import pipeline
@@ -28,6 +29,7 @@ from hybrid_imagenet.models.normalization import BatchNormalization
 from hybrid_imagenet.optimizers.accumulation import MicroBatchUse
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.order.sampling import Cursor
+from hybrid_imagenet.resilience.step_requests import NUM_REQUESTS
 from hybrid_imagenet.training import build
 from hybrid_imagenet.training.losses import LOSSES
 from hybrid_imagenet.training.step import EvaluationStep
@@ -116,27 +118,24 @@ def training(
         communicator = RankZeroOfTwo(derived.communication(config), ranks)
     network = build.model(config, precision, CLASSES, communicator)
     optimizer = build.optimizer(config, network, communicator)
+    if ranks:
+        optimizer.reducer.request_sum = RequestSum(NUM_REQUESTS)
     omit_images = build.random_batch(config, communicator)
     weights = None if config.data.class_weights == "none" else np.ones(CLASSES, np.float32)
-    step = build.train_step(
-        config, precision, network, optimizer, communicator, omit_images, weights
-    )
+    step = build.train_step(config, precision, network, optimizer, omit_images, weights)
     batch = specs(
         config.data.augmentation,
         config.network.image_size,
         config.optimization.per_gpu_batch * config.optimization.virtual_gpus,
     )
-    control = tf.TensorSpec([3], tf.int32, "control")
     if config.optimization.gradient_accumulation_steps == 1:
-        yield "single", step.update.get_concrete_function(batch, control)
+        yield "single", step.update.get_concrete_function(batch)
         return
     step.prepare_accumulation()
     yield "accumulate", step.accumulate.get_concrete_function(batch)
     yield (
         "last",
-        step.update.get_concrete_function(
-            batch, control, tf.TensorSpec([], tf.float32, "micro_batches")
-        ),
+        step.update.get_concrete_function(batch, tf.TensorSpec([], tf.float32, "micro_batches")),
     )
 
 

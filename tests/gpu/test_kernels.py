@@ -121,9 +121,7 @@ def whole_step(precision):
         config = graphs.resolved("--jit_compile", "--model=resnet10")
         alone = SingleProcess()
         network = build.model(config, precision, graphs.CLASSES, alone)
-        step = build.train_step(
-            config, precision, network, build.optimizer(config, network, alone), alone
-        )
+        step = build.train_step(config, precision, network, build.optimizer(config, network, alone))
         images = tf.TensorSpec([4, 32, 32, 3], precision.removeprefix("mixed_"))
         labels = tf.TensorSpec([4], tf.int64)
         return compiled(

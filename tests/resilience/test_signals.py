@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from hybrid_imagenet.resilience.step_requests import StepRequests
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
-from hybrid_imagenet.training.rank_requests import RankRequests
 from tests.ranks import ROOT
 from tests.support import processes, program
 
@@ -17,12 +17,14 @@ SMALL = ("--model=resnet8", "--model_width=4", "--image_size=8")
 
 
 def test_signal_becomes_a_request_to_all_ranks():
-    requests = RankRequests()
+    requests = StepRequests(None)
     REQUESTS.begin()
     try:
         os.kill(os.getpid(), signal.SIGTERM)
         processes.wait_for(lambda: REQUESTS.stop)
-        assert requests.vector().numpy().tolist() == [1, 0]
+        requests.post()
+        requests.follow()
+        assert (requests.stop, requests.save) == (True, False)
     finally:
         REQUESTS.end()
     # A notebook may train again.

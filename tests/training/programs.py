@@ -86,12 +86,10 @@ def four_steps(micro: int) -> list:
         model,
         DistributedOptimizer(inner, loss_scale=64.0, communicator=communicator),
         lambda batch: batch["image"],
-        communicator,
     )
     if micro > 1:
         step.prepare_accumulation()
     generator = np.random.default_rng(0)
-    control = tf.constant([0, 0])
     examples = BATCH // communicator.size // micro
     for number in range(4):
         images = generator.normal(size=(BATCH, 8, 8, 3)).astype(np.float32)
@@ -114,9 +112,9 @@ def four_steps(micro: int) -> list:
         for part in parts:
             step.accumulate(part)
         if parts:
-            step.update(last, control, tf.constant(float(micro)))
+            step.update(last, tf.constant(float(micro)))
         else:
-            step.update(last, control)
+            step.update(last)
     return [v.numpy().astype(float).ravel()[:200].tolist() for v in model.trainable_variables]
 
 

@@ -8,8 +8,9 @@ from hybrid_imagenet import config, train, xla
 from hybrid_imagenet.comm import gpus
 from hybrid_imagenet.config import Origin, derived
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.resilience import step_requests
 from hybrid_imagenet.schedules import run_length
-from hybrid_imagenet.training import build, hardware, rank_requests
+from hybrid_imagenet.training import build, hardware
 
 
 def test_batch_growth_enlarges_the_batch_or_the_accumulation():
@@ -91,16 +92,21 @@ def test_evaluation_offset_of_mlperf_lars_validates_epochs_7_and_11():
     assert due == [7, 11]
 
 
-def test_rank_requests_ask_for_a_checkpoint_after_the_given_seconds(monkeypatch):
+def test_step_requests_ask_for_a_checkpoint_after_the_given_seconds(monkeypatch):
     clock = [100.0]
-    monkeypatch.setattr(rank_requests.time, "monotonic", lambda: clock[0])
-    requests = rank_requests.RankRequests(
-        config.resolve(["--checkpoint_every_seconds=30"]).evaluation.checkpoint_every_seconds
+    monkeypatch.setattr(step_requests.time, "monotonic", lambda: clock[0])
+    requests = step_requests.StepRequests(
+        None, config.resolve(["--checkpoint_every_seconds=30"]).evaluation.checkpoint_every_seconds
     )
     save_requests = []
     for seconds in (0, 29, 1, 29, 1):
         clock[0] += seconds
-        save_requests.append(bool(requests.vector()[1]))
+        requests.post()
+        requests.follow()
+        save_requests.append(requests.save)
     assert save_requests == [False, False, True, False, True]
     default = config.resolve([]).evaluation.checkpoint_every_seconds
-    assert not rank_requests.RankRequests(default).vector()[1]
+    requests = step_requests.StepRequests(None, default)
+    requests.post()
+    requests.follow()
+    assert not requests.save

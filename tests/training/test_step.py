@@ -44,11 +44,10 @@ def traced():
         model,
         optimizer,
         lambda batch: batch["image"],
-        communicator,
         jit_compile=True,
     )
     batch = {"image": tf.TensorSpec([2, 16, 16, 3]), "label": tf.TensorSpec([2], tf.int32)}
-    graph = step.update.get_concrete_function(batch, tf.TensorSpec([1], tf.int32)).graph
+    graph = step.update.get_concrete_function(batch).graph
     before = [op for op in graph.get_operations() if not op.name.startswith(UPDATE_SCOPE)]
     calls = [op for op in before if "_XlaMustCompile" in op.node_def.attr]
     library = {
@@ -71,7 +70,6 @@ def test_step_with_a_mixer_records_loss_and_accuracy_of_mixed_labels(loss):
         model,
         DistributedOptimizer(inner, loss_scale=1, communicator=communicator),
         lambda batch: mixer.images(batch["image"], batch["seed"]),
-        communicator,
         loss=LOSSES[loss],
         label_smoothing=0.1,
         mixer=mixer,
@@ -87,7 +85,7 @@ def test_step_with_a_mixer_records_loss_and_accuracy_of_mixed_labels(loss):
     labels = mixer.labels(batch["label"], batch["seed"], 8)
     losses = mixed_loss(LOSSES[loss], logits, labels, 0.1)
     before = model.trainable_variables[1].numpy()
-    step.update(batch, tf.constant([0, 0]))
+    step.update(batch)
     recorded = step.sums.read()
     assert recorded.loss == pytest.approx(float(tf.reduce_sum(losses)), rel=1e-5)
     is_right = np.argmax(logits, axis=1) == labels.larger().numpy()
@@ -127,7 +125,7 @@ def test_step_with_class_weights_equals_keras():
     )
     # A network that guesses has a loss up to the largest weight times that of other networks.
     assert step.alarm.threshold == pytest.approx(4 * highest_loss(3))
-    step.update({"image": tf.constant(images), "label": tf.constant(labels)}, tf.constant([0, 0]))
+    step.update({"image": tf.constant(images), "label": tf.constant(labels)})
     assert step.sums.read().loss / 32 == pytest.approx(float(loss), rel=1e-5)
     for actual, expected in zip(ours.get_weights(), theirs.get_weights(), strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
@@ -140,7 +138,7 @@ def count(nodes, name):
 
 def test_step_that_omits_images_cannot_be_compiled_by_xla():
     with pytest.raises(ValueError, match="omit_images cannot be combined with jit_compile"):
-        TrainStep(None, None, None, None, omit_images=lambda batch: (batch, 1.0), jit_compile=True)
+        TrainStep(None, None, None, omit_images=lambda batch: (batch, 1.0), jit_compile=True)
 
 
 def test_step_with_jit_compile_leaves_the_reduction_outside_xla():
@@ -181,13 +179,12 @@ def test_step_with_the_fused_operations_of_a_gpu_equals_the_step_of_a_cpu(monkey
         inner = optimizers.create("sgd", weight_decay=1e-4, learning_rate=0.1, momentum=0.0)
         inner.set_kinds(classify(model))
         optimizer = DistributedOptimizer(inner, loss_scale=1, communicator=communicator)
-        step = TrainStep(model, optimizer, lambda batch: batch["image"], communicator)
+        step = TrainStep(model, optimizer, lambda batch: batch["image"])
         random = np.random.default_rng(0)
         for _ in range(3):
             images = tf.constant(random.normal(size=(4, 16, 16, 3)), tf.float16)
             labels = tf.constant(random.integers(0, 5, 4))
-            step.update({"image": images, "label": labels}, tf.constant([1, 0]))
-            assert step.summed_requests().tolist() == [1, 0]
+            step.update({"image": images, "label": labels})
         values = [v.numpy() for v in model.variables] + [step.telemetry.read("grad_norm")]
         return values, step.sums.read()
 

@@ -25,9 +25,7 @@ def step():
         loss_scale=1,
         communicator=communicator,
     )
-    return TrainStep(
-        keras.Model(image, logits), optimizer, lambda batch: batch["image"], communicator
-    )
+    return TrainStep(keras.Model(image, logits), optimizer, lambda batch: batch["image"])
 
 
 def batch(side, images=2):
@@ -36,24 +34,22 @@ def batch(side, images=2):
 
 
 def test_step_is_traced_once_per_image_size(step):
-    control = tf.constant([0, 0])
     for side in (8, 8, 12, 12, 16, 8, 16, 12):
-        step.update(batch(side), control)
+        step.update(batch(side))
     assert step.update.experimental_get_tracing_count() == 3
     assert int(step.optimizer.iterations) == 8
 
 
 def test_step_is_traced_per_batch_size_but_not_per_number_of_micro_batches(step):
-    control = tf.constant([0, 0])
     step.prepare_accumulation()
     for images, micro_batches in ((2, 2), (2, 3), (2, 4), (4, 2), (2, 2)):
         for _ in range(micro_batches - 1):
             step.accumulate(batch(8, images))
-        step.update(batch(8, images), control, tf.constant(float(micro_batches)))
+        step.update(batch(8, images), tf.constant(float(micro_batches)))
     assert step.accumulate.experimental_get_tracing_count() == 2
     assert step.update.experimental_get_tracing_count() == 2
     # An update without accumulation is another graph.
-    step.update(batch(8), control)
+    step.update(batch(8))
     assert step.update.experimental_get_tracing_count() == 3
 
 

@@ -4,7 +4,6 @@ import json
 import math
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -251,9 +250,18 @@ def test_run_that_loses_another_rank_does_not_record_an_error(tmp_path):
     assert program.records(tmp_path / "run") == []
 
 
+def ask_to_stop(trainer, step):
+    """Makes the ranks agree to stop after a step."""
+
+    def follow():
+        trainer.requests.stop = trainer.state.step == step
+
+    trainer.requests.follow = follow
+
+
 def test_stop_request_of_any_rank_ends_the_run_after_the_step_and_saves(tmp_path):
     def ask_in_step_2(trainer):
-        trainer.step.summed_requests = lambda: np.array([int(trainer.state.step == 2), 0])
+        ask_to_stop(trainer, 2)
 
     log, stop = run(tmp_path, "--max_steps=9", change=ask_in_step_2)
     assert stop == "preempted"
@@ -293,7 +301,7 @@ def test_resumed_run_restores_the_state_dict_of_its_callbacks(tmp_path):
 
 def test_resume_after_the_last_step_of_an_epoch_begins_with_its_validation(tmp_path, monkeypatch):
     def ask_in_step_3(trainer):
-        trainer.step.summed_requests = lambda: np.array([int(trainer.state.step == 3), 0])
+        ask_to_stop(trainer, 3)
 
     assert run(tmp_path, "--epochs=2", change=ask_in_step_3)[1] == "preempted"
     progress = startup.StartupProgress()
