@@ -120,7 +120,6 @@ def test_step_with_class_weights_equals_keras():
         ours,
         DistributedOptimizer(inner, loss_scale=1, communicator=SingleProcess()),
         lambda batch: batch["image"],
-        SingleProcess(),
         class_weights=weights,
     )
     # A network that guesses has a loss up to the largest weight times that of other networks.
