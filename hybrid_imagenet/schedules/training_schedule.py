@@ -308,13 +308,13 @@ class Schedule:
 
     Example:
       schedule = hi.schedules.cosine(peak=0.4, epochs=10)
-      print(schedule.rate(5.0))  # 0.2
+      print(schedule.learning_rate_at(5.0))  # 0.2
 
     Attributes:
-      rate: function that returns the learning rate of SGD at a fractional epoch, for the batch
-        `base_batch`.
-      base_batch: images per update for which `rate` holds. The learning rate grows in proportion to
-        the batch.
+      learning_rate_at: Function that returns the learning rate of SGD at a fractional epoch, for
+        the batch `base_batch`.
+      base_batch: Images per update for which `learning_rate_at` holds. The learning rate grows in
+        proportion to the batch.
       momentum: function that returns the momentum of SGD for a batch; None leaves the momentum of
         the optimizer as it is.
       peak: learning rate lr * N at which the bounds of the warmup close.
@@ -322,16 +322,16 @@ class Schedule:
       bound_time: time in the bounds: "fractional" for the epochs done after the step, or "epoch"
         for the number of the epoch.
       beta2: decay of the second moment, in the bounds.
-      ramp_epochs: epochs after the bounded warmup in which LARS is blended in
+      ramp_epochs: epochs after the bounded warmup in which LARS is ramped up
         (`hybrid_ramp_epochs`). The exponent s of its trust ratio grows from 0 to 1,
         so a layer's learning rate is learning_rate * ratio^s. At T every layer has the learning
         rate of AdaBound's last step, so that no layer's update jumps.
-      scales_with_batch: whether rate and peak are proportional to the batch.
+      scales_with_batch: whether learning rate and peak are proportional to the batch.
       arguments: arguments of `create`, if it made the schedule. A saved optimizer stores them to
         create the same schedule again.
     """
 
-    rate: Rate
+    learning_rate_at: Rate
     base_batch: int
     momentum: Callable[[int], float] | None
     peak: float
@@ -358,7 +358,7 @@ class Schedule:
         """
         if start < self.bounded_epochs:
             return self.bounded_warmup(start, end, global_batch)
-        learning_rate = self.rate(start) * self._scale(global_batch)
+        learning_rate = self.learning_rate_at(start) * self._scale(global_batch)
         peak = self._scaled_peak(global_batch)
         return self._values(start, global_batch, learning_rate, 1.0, (peak, peak))
 
@@ -505,7 +505,7 @@ def create(
     end = max(epochs, warmup_epochs + 1e-9)
     decay = SCHEDULES[lr_schedule](**options)
 
-    def rate(epoch: float) -> float:
+    def learning_rate_at(epoch: float) -> float:
         if epoch < warmup_epochs and not bounded_warmup and not decay.fixed:
             return linear_warmup(epoch, min(warmup_start_lr, peak), peak, warmup_epochs)
         return decay(epoch, peak, warmup_epochs, end)
@@ -517,7 +517,7 @@ def create(
     sets_momentum = momentum is not None or momentum_rule != "constant"
 
     return Schedule(
-        rate=rate,
+        learning_rate_at=learning_rate_at,
         base_batch=base_batch,
         momentum=momentum_of if sets_momentum else None,
         peak=peak,

@@ -198,9 +198,9 @@ def test_schedule_for_fit_follows_the_formula_of_its_docstring(create, options, 
     warmup = {"warmup_epochs": 2, "warmup_start_lr": 0.4, "momentum": 0.8}
     schedule = create(2.0, 10, **options, **warmup)
     for epoch in (0, 1.5):
-        assert schedule.rate(epoch) == pytest.approx(0.4 + 1.6 * epoch / 2)
+        assert schedule.learning_rate_at(epoch) == pytest.approx(0.4 + 1.6 * epoch / 2)
     for epoch in (2, 3.99, 4, 5.5, 6, 9.5):
-        assert schedule.rate(epoch) == pytest.approx(formula(epoch))
+        assert schedule.learning_rate_at(epoch) == pytest.approx(formula(epoch))
         assert schedule(epoch, epoch, 1)["momentum"] == 0.8
 
 
