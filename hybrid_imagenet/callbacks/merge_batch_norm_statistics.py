@@ -66,7 +66,7 @@ class MergeBatchNormStatistics(TrainingCallback):
         (default: does nothing).
       at_epoch_end: whether to merge at the end of each epoch, where other callbacks may save the
         model; False merges only before a validation or a checkpoint (default: True).
-      dtype: type in which statistics are merged (default: float64).
+      dtype: type in which statistics are merged (default: tf.float64).
 
     Reference:
       Lu et al. §2.2.3.

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import tensorflow as tf
-
-if TYPE_CHECKING:
-    from hybrid_imagenet.optimizers.grouped import GroupedOptimizer
 
 
 class StepHyperparameters(NamedTuple):
@@ -87,12 +84,19 @@ class Hyperparameters:
         return float(self._values[self._index[name]])
 
 
+class HasLearningRate(Protocol):
+    """An optimizer whose learning rate is one of its hyperparameters."""
+
+    hyperparameters: Hyperparameters
+    learning_rate: Any
+
+
 class LearningRate(float):
     """The learning rate of an optimizer: a number that has `assign` like a variable of Keras."""
 
-    _optimizer: GroupedOptimizer
+    _optimizer: HasLearningRate
 
-    def __new__(cls, optimizer: GroupedOptimizer) -> LearningRate:
+    def __new__(cls, optimizer: HasLearningRate) -> LearningRate:
         """Returns the present value."""
         value = super().__new__(cls, optimizer.hyperparameters["learning_rate"])
         value._optimizer = optimizer
