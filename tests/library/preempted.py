@@ -19,6 +19,9 @@ import numpy as np
 import tensorflow as tf
 
 import hybrid_imagenet as hi
+from hybrid_imagenet.errors import EXIT_PREEMPTED
+from hybrid_imagenet.resilience.stop_signals import REQUESTS
+from tests.library import programs
 
 EXAMPLES = 120
 BATCH = 4
@@ -120,10 +123,16 @@ def fit(kind, folder, at=0, action=None, epochs=EPOCHS, **options):
         arguments = {"x": Batches(x, y, **workers)}
     elif kind == "order":
         x, y = arrays()
+        note_examples = options.pop("note_examples", lambda indices: None)
+
+        def load(indices):
+            note_examples(indices)
+            return x[indices], y[indices]
+
         sampler = hi.order.ExactBatchSampler(
             EXAMPLES, BATCH, seed=1, rank=hi.rank(), size=hi.size()
         )
-        dataset = hi.order.keras_dataset(sampler, lambda indices: (x[indices], y[indices]))
+        dataset = hi.order.keras_dataset(sampler, load)
         arguments = {"x": dataset, "shuffle": False}
         callbacks.append(dataset.counter)
         options["order"] = sampler
@@ -134,6 +143,59 @@ def fit(kind, folder, at=0, action=None, epochs=EPOCHS, **options):
     model.fit(**arguments, epochs=epochs, verbose=0, callbacks=callbacks)
     values = [variable.numpy() for variable in (*model.variables, *model.optimizer.variables)]
     return values, note.epochs
+
+
+def ask_to_stop():
+    """Does what a signal does."""
+    REQUESTS.stop = True
+
+
+def fit_preempted(kind, folder, at, **options):
+    """Trains until a request to stop before a batch; the process would exit with code 75."""
+    try:
+        fit(kind, folder, at, ask_to_stop, **options)
+    except SystemExit as error:
+        assert error.code == EXIT_PREEMPTED
+    else:
+        raise AssertionError("fit was not preempted")
+    finally:
+        REQUESTS.end()
+
+
+def compare_on_ranks(kind, folder):
+    """Returns whether a `fit` that the last rank has ended continues with the same result."""
+    with programs.ranks():
+        whole = fit(kind, pathlib.Path(folder) / "whole")
+        again = pathlib.Path(folder) / "again"
+        is_last = hi.rank() == hi.size() - 1
+        fit_preempted(kind, again, 5 if is_last else 0)
+        resumed = fit(kind, again)
+        are_equal = [
+            bool(np.array_equal(value, other))
+            for value, other in zip(resumed[0], whole[0], strict=True)
+        ]
+        return {"equal": all(are_equal), "logs": resumed[1] == whole[1]}
+
+
+def examples_trained(folder, at):
+    """Trains an epoch in an exact order; returns the examples of this rank that it has trained.
+
+    Args:
+      folder: directory of the checkpoints, for all jobs.
+      at: number of the batch before which the last rank asks to stop; 0 for the whole epoch.
+    """
+    loaded = []
+    with programs.ranks():
+        options = {"epochs": 1, "note_examples": lambda indices: loaded.append(indices.tolist())}
+        if at:
+            is_last = hi.rank() == hi.size() - 1
+            fit_preempted("order", folder, at if is_last else 0, **options)
+            batches = at
+        else:
+            fit("order", folder, **options)
+            batches = len(loaded)
+    # Keras reads two batches to learn their types, and later batches ahead.
+    return [example for batch in loaded[2 : 2 + batches] for example in batch]
 
 
 def send_signal():

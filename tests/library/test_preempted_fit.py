@@ -7,24 +7,11 @@ import numpy as np
 import pytest
 
 from hybrid_imagenet.errors import EXIT_PREEMPTED, UserError
-from hybrid_imagenet.resilience.stop_signals import REQUESTS
 from tests.library import preempted
 from tests.ranks import ROOT, environment
 
 RUN = [sys.executable, "-m", "hybrid_imagenet", "run", "-np", "2"]
 BATCHES = preempted.EXAMPLES // preempted.BATCH
-
-
-def ask_to_stop():
-    REQUESTS.stop = True
-
-
-def fit_preempted(kind, folder, at, **options):
-    """Trains until a request to stop before a batch; the process would exit with code 75."""
-    with pytest.raises(SystemExit) as exit_code:
-        preempted.fit(kind, folder, at, ask_to_stop, **options)
-    assert exit_code.value.code == EXIT_PREEMPTED
-    REQUESTS.end()
 
 
 def assert_equal(ours, expected):
@@ -39,8 +26,8 @@ def test_preempted_fit_continues_with_the_next_batch(kind, tmp_path, capsys):
     # With `steps_per_execution=2`, callbacks count pairs of batches.
     middle = BATCHES // 4 if kind == "executions" else BATCHES // 2
     whole = preempted.fit(kind, tmp_path / "whole")
-    fit_preempted(kind, tmp_path / "again", middle)
-    fit_preempted(kind, tmp_path / "again", 2 * middle)
+    preempted.fit_preempted(kind, tmp_path / "again", middle)
+    preempted.fit_preempted(kind, tmp_path / "again", 2 * middle)
     again = preempted.fit(kind, tmp_path / "again")
     assert_equal(again, whole)
     assert list(again[1]) == [1, 2]
@@ -49,7 +36,7 @@ def test_preempted_fit_continues_with_the_next_batch(kind, tmp_path, capsys):
 
 def test_preempted_fit_on_a_last_batch_saves_after_the_epoch(tmp_path):
     whole = preempted.fit("arrays", tmp_path / "whole")
-    fit_preempted("arrays", tmp_path / "again", BATCHES, every_epochs=3)
+    preempted.fit_preempted("arrays", tmp_path / "again", BATCHES, every_epochs=3)
     again = preempted.fit("arrays", tmp_path / "again", every_epochs=3)
     assert_equal(again, whole)
     assert list(again[1]) == [1, 2]
@@ -64,13 +51,13 @@ def test_checkpoints_by_time_do_not_change_the_result(tmp_path):
 
 def test_data_without_a_known_order_begin_the_epoch_again_with_a_line(tmp_path, capsys):
     whole = preempted.fit("tf.data", tmp_path / "whole")
-    fit_preempted("tf.data", tmp_path / "again", 10)
+    preempted.fit_preempted("tf.data", tmp_path / "again", 10)
     preempted.fit("tf.data", tmp_path / "again")
     assert (
         "epoch 1 begins again, because the order of its data is not known (see skip_batches): its"
         " first 10 batches are trained a second time" in capsys.readouterr().err
     )
-    fit_preempted("tf.data", tmp_path / "skipped", 10)
+    preempted.fit_preempted("tf.data", tmp_path / "skipped", 10)
     skipped = preempted.fit("tf.data", tmp_path / "skipped", skip_batches=True)
     assert_equal(skipped, whole)
 
@@ -85,7 +72,7 @@ def job(kind, folder, **variables):
     """Runs a job of two ranks to its end."""
     folder.mkdir(exist_ok=True)
     return subprocess.run(
-        [*RUN, "-m", "tests.library.preempted", kind, str(folder)],
+        [*RUN, "tests/library/preempted.py", kind, str(folder)],
         env=environment() | {name: str(value) for name, value in variables.items()},
         cwd=ROOT,
         capture_output=True,
@@ -114,12 +101,26 @@ def assert_continues(kind, folder, whole, *moments):
         np.testing.assert_array_equal(ours, expected)
 
 
-@pytest.mark.parametrize("kind", ["arrays", "order"])
-def test_job_of_two_ranks_continues_after_a_signal_to_one_and_a_kill(kind, tmp_path):
-    done = job(kind, tmp_path / "whole")
+@pytest.mark.parametrize("kind", ["arrays", "pydataset", "order", "accumulation"])
+def test_two_ranks_continue_after_a_request_to_one_of_them(kind, pools, tmp_path):
+    results = pools[2].call(preempted.compare_on_ranks, kind, str(tmp_path))
+    assert results == [{"equal": True, "logs": True}] * 2
+
+
+def test_exact_order_continues_on_more_ranks_with_the_examples_that_are_left(pools, tmp_path):
+    folder = str(tmp_path / "checkpoints")
+    first = pools[2].call(preempted.examples_trained, folder, 5)
+    second = pools[4].call(preempted.examples_trained, folder, 0)
+    assert sum(map(len, first)) == 5 * 2 * preempted.BATCH
+    examples = [example for rank in (*first, *second) for example in rank]
+    assert sorted(examples) == list(range(preempted.EXAMPLES))
+
+
+def test_job_of_two_ranks_continues_after_a_signal_to_one_and_a_kill(tmp_path):
+    done = job("arrays", tmp_path / "whole")
     assert done.returncode == 0, done.stderr
-    moments = [("SIGTERM", 5), ("SIGKILL", 8), ("SIGUSR1", 6)]
-    assert_continues(kind, tmp_path / "again", tmp_path / "whole", *moments)
+    moments = [("SIGTERM", 5), ("SIGKILL", 8)]
+    assert_continues("arrays", tmp_path / "again", tmp_path / "whole", *moments)
 
 
 @pytest.mark.slow
