@@ -73,6 +73,18 @@ def test_stop_at_target_and_profiler_work_in_fit(tmp_path, capsys):
     assert isinstance(profiler, keras.callbacks.Callback)
 
 
+def test_batch_normalization_with_momentum_0_keeps_the_statistics_of_the_last_batch():
+    layer = keras.layers.BatchNormalization(momentum=0.0)
+    model = keras.Sequential([keras.Input((6,)), layer, keras.layers.Dense(3)])
+    model.compile(hi.DistributedOptimizer("sgd"), models.loss())
+    x, y = models.data(1)
+    callbacks = hi.callbacks.default_callbacks()
+    model.fit(x, y, models.BATCH, 2, 0, callbacks, shuffle=False)
+    last = x[-models.BATCH :]
+    np.testing.assert_allclose(layer.moving_mean.numpy(), last.mean(axis=0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(layer.moving_variance.numpy(), last.var(axis=0), rtol=1e-5)
+
+
 def test_updates_applied_of_two_optimizers_is_the_larger_count():
     model = models.plain(1)
     assert compiled_model.updates_applied(model) == 0
