@@ -198,7 +198,7 @@ class RunningFitData:
     Attributes:
       adapter: Keras's adapter of the data.
       dataset: tf.data.Dataset of the batches of an epoch.
-      num_batches: batches of an epoch; None if their number is not known.
+      num_batches: batches of the dataset; None if their number is not known.
       continues_over_epochs: whether an epoch begins where the one before has ended, as it does with
         `steps_per_epoch`.
     """
@@ -208,7 +208,7 @@ class RunningFitData:
         self._iterator = running_epoch_iterator()
         self.adapter = self._iterator.data_adapter
         self.dataset = self._iterator._distributed_dataset
-        self.num_batches: int | None = self.adapter.num_batches
+        self.num_batches: int | None = self._iterator._num_batches
         self.continues_over_epochs = self._iterator.steps_per_epoch is not None
 
     def set_epoch(self, dataset: tf.data.Dataset, num_batches: int | None) -> None:

@@ -20,6 +20,7 @@ from hybrid_imagenet.callbacks.stall_watchdog import StallWatchdog
 from hybrid_imagenet.callbacks.step_schedule import LearningRateSchedule
 from hybrid_imagenet.callbacks.stop_at_target import StopAtTarget
 from hybrid_imagenet.callbacks.swap_averaged_weights import SwapAveragedWeights
+from hybrid_imagenet.callbacks.throughput import Throughput
 from hybrid_imagenet.callbacks.tracker import Tracker
 from hybrid_imagenet.callbacks.training_callback import TrainingCallback
 
@@ -39,6 +40,7 @@ __all__ = [
     "StallWatchdog",
     "StopAtTarget",
     "SwapAveragedWeights",
+    "Throughput",
     "Tracker",
     "TrainingCallback",
     "default_callbacks",

@@ -21,6 +21,7 @@ from hybrid_imagenet.callbacks.stall_watchdog import STALL_SECONDS, StallWatchdo
 from hybrid_imagenet.callbacks.step_schedule import LearningRateSchedule
 from hybrid_imagenet.callbacks.stop_at_target import StopAtTarget
 from hybrid_imagenet.callbacks.swap_averaged_weights import SwapAveragedWeights
+from hybrid_imagenet.callbacks.throughput import Throughput
 from hybrid_imagenet.callbacks.train_function import TrainFunction
 from hybrid_imagenet.callbacks.training_callback import TrainingCallback
 from hybrid_imagenet.comm import process
@@ -45,6 +46,7 @@ _COMMUNICATE = (
     LearningRateSchedule,
     MetricAverage,
     StallWatchdog,
+    Throughput,
 )
 
 

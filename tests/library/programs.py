@@ -49,6 +49,23 @@ def run_case(name: str, engine: str = "") -> dict:
         return on_rank(test_cases.PROGRAMS[name])
 
 
+def throughput() -> dict:
+    """Returns the throughput of two epochs with batches of 4 examples in at least 50 ms."""
+    import time
+
+    import keras
+
+    with ranks():
+        model = models.compiled(hi.DistributedOptimizer("sgd"))
+        x, y = models.vectors(48)
+        slow = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: time.sleep(0.05)
+        )
+        callbacks = [hi.callbacks.Throughput(), slow, *hi.callbacks.default_callbacks()]
+        history = model.fit(x, y, 4, 2, 0, callbacks).history
+        return {name: history[name] for name in ("examples_per_second", "data_wait")}
+
+
 def overflow() -> dict:
     """Overflows one rank's gradients in the second of three steps of a mixed_float16 model."""
     import keras
