@@ -195,12 +195,13 @@ def layer_rates(
                 optimizer.hyperparameters["momentum"],
             )
         )
+    kernels = np.array(optimizer.kernel_indices(), np.int64)
     ratios = trust_ratio(
-        weight_norms,
-        gradient_norms,
+        tf.gather(weight_norms, kernels),
+        tf.gather(gradient_norms, kernels),
         trust_coefficient=scaling.trust_coefficient,
         # A kernel that is excluded from weight decay has none in its denominator either.
-        decay=optimizer.decay_coefficients(optimizer.coupled_decay_rate),
+        decay=optimizer.decay_coefficients(optimizer.coupled_decay_rate)[kernels],
         eps=scaling.eps,
         eps_rule=scaling.eps_rule,
     )
@@ -209,8 +210,15 @@ def layer_rates(
     if trust_ratio_exponent is not None:
         has_ramp_ended = trust_ratio_exponent >= 1.0
         ratios = tf.where(has_ramp_ended, ratios, ratios**trust_ratio_exponent)
-    kernels = optimizer.kernel_indices()
-    is_kernel = np.zeros(len(optimizer.kinds), bool)
-    is_kernel[kernels] = True
-    ratios = tf.where(is_kernel, ratios, 1.0)
-    return LayerRates(factor * learning_rate * ratios, tf.gather(ratios, kernels))
+    all_ratios = _scatter(ratios, kernels, len(optimizer.kinds), default=1.0)
+    return LayerRates(factor * learning_rate * all_ratios, ratios)
+
+
+def _scatter(values: tf.Tensor, positions: np.ndarray, size: int, default: float) -> tf.Tensor:
+    """Returns [size] with values at positions and the default elsewhere, by one gather.
+
+    The ratio of every variable with a mask would take one kernel more on a GPU.
+    """
+    source = np.full(size, len(positions), np.int64)
+    source[positions] = np.arange(len(positions))
+    return tf.gather(tf.concat([values, [default]], 0), source)
