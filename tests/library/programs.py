@@ -17,7 +17,7 @@ from hybrid_imagenet.callbacks import metric_average
 from hybrid_imagenet.comm import process
 from hybrid_imagenet.comm.process import ENGINE_VARIABLE
 from hybrid_imagenet.errors import SharedError
-from hybrid_imagenet.optimizers import distributed
+from hybrid_imagenet.optimizers import first_step_check
 from tests.comm.programs import message
 from tests.library import models
 
@@ -475,7 +475,7 @@ def first_step_of_loop(is_broadcast: bool) -> list[str]:
     """Returns the warnings of two steps of a custom loop with weights of the same seed."""
     import tensorflow as tf
 
-    with ranks(), mock.patch.object(distributed._log, "warning") as warning:
+    with ranks(), mock.patch.object(first_step_check._log, "warning") as warning:
         model = models.compiled(hi.DistributedOptimizer("sgd"))
         if is_broadcast:
             hi.broadcast_model(model)
@@ -490,7 +490,7 @@ def first_step_of_loop(is_broadcast: bool) -> list[str]:
 
 def first_step_of_fit() -> list[str]:
     """Returns the warnings of the first step of `fit` with weights of the same seed."""
-    with ranks(), mock.patch.object(distributed._log, "warning") as warning:
+    with ranks(), mock.patch.object(first_step_check._log, "warning") as warning:
         model = models.compiled(hi.DistributedOptimizer("sgd"))
         x, y = models.data(1)
         model.fit(x, y, 4, verbose=0, callbacks=hi.callbacks.default_callbacks())
