@@ -189,24 +189,57 @@ def test_imports_of_modules_have_no_cycle():
         visit(name)
 
 
-def test_architecture_page_lists_every_package_and_only_existing_files():
-    text = (PACKAGE.parent / "docs" / "dev" / "architecture.md").read_text()
-    rows = set(re.findall(r"^\| `(\w+)/` \|", text, re.M))
+def page_text(name):
+    return (PACKAGE.parent / "docs" / "dev" / name).read_text()
+
+
+def named_files(text):
+    """Yields the files and directories that a text has in backticks."""
+    yield from re.findall(r"`((?:[\w]+/)+[\w.]*|\w+\.py)`", text)
+
+
+def file_exists(name):
+    return any((folder / name).exists() for folder in (PACKAGE, PACKAGE.parent))
+
+
+def moved_names():
+    """Returns the rows (old, new) of the table of moved names on the architecture page."""
+    section = page_text("architecture.md").partition("## What has moved")[2]
+    return re.findall(r"^\| (.+) \| (.+) \|$", section, re.M)[1:]
+
+
+def test_architecture_page_lists_every_package():
+    rows = set(re.findall(r"^\| `(\w+)/` \|", page_text("architecture.md"), re.M))
     assert rows == {part for part in ALLOWED if (PACKAGE / part).is_dir()}
+
+
+@pytest.mark.parametrize("page", ["architecture.md", "paths.md", "changes.md"])
+def test_page_for_developers_names_only_existing_files(page):
+    text = page_text(page)
+    for old, _ in moved_names():
+        text = text.replace(f"| {old} |", "|")
     # The reader writes these files; the page only shows what is in them.
-    without_examples = re.sub(r"Write `[^`]+`", "", text).replace("NAME.py", "__init__.py")
-    for name in re.findall(r"`((?:[\w]+/)+[\w.]*|\w+\.py)`", without_examples):
-        folders = [PACKAGE, PACKAGE.parent, PACKAGE / "training"]
-        assert any((folder / name).exists() for folder in folders), name
+    text = re.sub(r"Write\s+`[^`]+`", "", text).replace("NAME.py", "__init__.py")
+    names = list(named_files(text))
+    assert len(names) > 10
+    for name in names:
+        assert file_exists(name), name
+
+
+def test_files_that_have_moved_are_gone():
+    # A row about a part of a file, such as "`name` in `file.py`", keeps the file.
+    files = [name for old, _ in moved_names() if " in `" not in old for name in named_files(old)]
+    assert len(files) > 3
+    for name in files:
+        assert not file_exists(name), name
 
 
 GRADIENT = "The path of a gradient"
 
 
 def paths_of_the_page():
-    """Returns the numbered tables of files in docs/dev/architecture.md, by heading."""
-    text = (PACKAGE.parent / "docs" / "dev" / "architecture.md").read_text()
-    sections = re.split(r"^#+ ", text, flags=re.M)
+    """Returns the numbered tables of files in docs/dev/paths.md, by heading."""
+    sections = re.split(r"^#+ ", page_text("paths.md"), flags=re.M)
     tables = {
         s.partition("\n")[0]: re.findall(r"^\| \d+ \| `([\w/]+\.py)` \|", s, re.M) for s in sections
     }
@@ -231,7 +264,7 @@ def are_connected(one, other):
 
 
 @pytest.mark.parametrize("heading", sorted(paths_of_the_page().keys() - {GRADIENT}))
-def test_files_of_a_path_on_the_architecture_page_are_connected(heading):
+def test_files_of_a_path_through_the_code_are_connected(heading):
     first, *remaining = [PACKAGE / name for name in paths_of_the_page()[heading]]
     reached = [first]
     for file in reached:
@@ -249,8 +282,8 @@ def test_each_file_of_the_path_of_a_gradient_is_connected_to_another():
         assert any(are_connected(file, other) for other in files if other != file), file
 
 
-def test_architecture_page_has_all_paths():
-    subjects = ("an image", "the command line", "an option")
+def test_paths_page_has_all_paths():
+    subjects = ("an image", "the command line", "an option", "a record", "a checkpoint")
     headings = {f"The path of {subject}" for subject in subjects}
     assert {GRADIENT, *headings} <= set(paths_of_the_page())
 
