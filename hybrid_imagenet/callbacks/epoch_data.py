@@ -166,6 +166,7 @@ class _BatchesInOrder(keras.utils.PyDataset):
 
     Attributes:
       indices: Numbers of the batches, in the order in which they are read.
+      batch_size: Of the dataset, from which LARS derives its trust coefficient; None if it has none.
     """
 
     def __init__(self, dataset: keras.utils.PyDataset):
@@ -175,6 +176,7 @@ class _BatchesInOrder(keras.utils.PyDataset):
             max_queue_size=dataset.max_queue_size,
         )
         self.indices = list(range(len(dataset)))
+        self.batch_size = getattr(dataset, "batch_size", None)
         self._dataset = dataset
 
     def __len__(self) -> int:

@@ -11,7 +11,7 @@ from hybrid_imagenet import private_api
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.errors import SharedError
 from hybrid_imagenet.optimizers.layer_scaled import LayerScaledOptimizer
-from hybrid_imagenet.schedules import relative_step
+from hybrid_imagenet.schedules import mlperf
 
 Schedule = Callable[[float, float, int], Mapping[str, float]]
 
@@ -60,7 +60,7 @@ def set_trust_coefficient(optimizer: Any, epochs: int, communicator: Communicato
 def _print_coefficient(
     optimizer: LayerScaledOptimizer, coefficient: float, batch: int, rate: float
 ) -> None:
-    step = relative_step.tuned_step_law(batch)
+    step = mlperf.tuned_step(batch)
     print(
         f"{optimizer.name}: trust_coefficient={coefficient:.4g} for a global"
         f" batch of {batch} and a learning rate of {rate:g}: LARS moves a layer by {step:.2g} of"

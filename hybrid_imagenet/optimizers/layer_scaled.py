@@ -7,7 +7,7 @@ import dataclasses
 from typing import Any
 
 from hybrid_imagenet.optimizers.grouped import GroupedOptimizer
-from hybrid_imagenet.schedules import relative_step
+from hybrid_imagenet.schedules import mlperf, relative_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +72,8 @@ class LayerScaledOptimizer(GroupedOptimizer):
     def tuned_trust_coefficient(self, batch: float, learning_rate: float, momentum: float) -> float:
         """Returns the trust coefficient that gives LARS its tuned relative step.
 
+        The training program uses the same step (`schedules.mlperf.tuned_step`).
+
         Args:
           batch: Examples of all ranks in an update.
           learning_rate: Learning rate at its peak, above 0.
@@ -80,7 +82,7 @@ class LayerScaledOptimizer(GroupedOptimizer):
         # LARC's clip bounds the learning rate of a layer by the ratio alone.
         rate = 1.0 if self.layer_scaling.variant == "larc" else learning_rate
         return relative_step.trust_coefficient(
-            relative_step.tuned_step_law(batch), rate, momentum, self.gradient_factor(momentum)
+            mlperf.tuned_step(batch), rate, momentum, self.gradient_factor(momentum)
         )
 
     def missing_trust_coefficient(self, reason: str, learning_rate: float, momentum: float) -> str:

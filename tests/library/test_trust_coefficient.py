@@ -18,8 +18,13 @@ PEAK = 0.4
 
 
 def tuned(batch, peak, momentum=0.9, factor=1.0):
-    """Returns MLPerf's tuned relative step, 0.105 sqrt(B / 3264), divided by lr c / (1 - m)."""
-    return 0.105 * math.sqrt(batch / 3264) * (1 - momentum) / (peak * factor)
+    """Returns the tuned relative step, divided by lr c / (1 - m).
+
+    MLPerf's smallest tuned point has learning rate 7.4, momentum 0.9 and coefficient 0.001 at 1,632
+    images, and smaller batches follow the square root.
+    """
+    step = 7.4 * 0.001 / (1 - 0.9) * math.sqrt(batch / 1632)
+    return step * (1 - momentum) / (peak * factor)
 
 
 def fit(
@@ -58,6 +63,22 @@ def test_lars_trust_coefficient_gives_the_tuned_step_at_the_peak(capfd):
         f"lars: trust_coefficient={tuned(8, PEAK):.4g} for a global batch of 8 and a learning rate"
         " of 0.4: "
     )
+
+
+def test_trust_coefficient_of_a_shuffled_py_dataset_with_checkpoint_uses_its_batch_size(tmp_path):
+    class Batches(keras.utils.PyDataset):
+        batch_size = 8
+
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            x, y = models.vectors(EXAMPLES)
+            return x[8 * index : 8 * index + 8], y[8 * index : 8 * index + 8]
+
+    checkpoint = hi.callbacks.Checkpoint(tmp_path / "checkpoints")
+    model = fit(hi.optimizers.LARS(PEAK), (Batches(), None), callbacks=[checkpoint])
+    assert model.optimizer.inner.trust_coefficient == pytest.approx(tuned(8, PEAK))
 
 
 def test_lars_trust_coefficient_that_is_passed_is_kept(capfd):
