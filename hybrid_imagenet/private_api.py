@@ -77,6 +77,19 @@ def loss_tracker(model: keras.Model) -> keras.metrics.Mean | None:
     return model._loss_tracker
 
 
+def metrics_by_owner(model: keras.Model) -> dict[str, list[keras.metrics.Metric]]:
+    """Returns the metrics of a model by the part of it that created them.
+
+    The parts are "loss", "compiled" (the metrics of `compile`), "losses" (one per output), and
+    "own" (of the model and its layers). The first step creates those of "compiled" and "losses".
+    """
+    compiled = [metric for metric in (model._compile_metrics,) if metric is not None]
+    losses = list(model._compile_loss.metrics) if model._compile_loss is not None else []
+    groups = {"loss": [model._loss_tracker], "compiled": compiled, "losses": losses}
+    ids = {id(metric) for metrics in groups.values() for metric in metrics}
+    return groups | {"own": [metric for metric in model.metrics if id(metric) not in ids]}
+
+
 def producing_operation(tensor: Any) -> tuple[Any, int]:
     """Returns the operation that produced a symbolic tensor of Keras.
 

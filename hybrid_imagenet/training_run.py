@@ -164,8 +164,14 @@ class FitRun(Run):
 
     def read(self, name: str) -> npt.NDArray[np.float64]:
         """Returns a value of the first distributed optimizer; waits for the device."""
-        optimizer = next(iter(compiled_model.distributed(self.model).values()))
-        values = optimizer.telemetry_variables()[name].numpy()
+        optimizers = list(compiled_model.distributed(self.model).values())
+        if not optimizers:
+            # Keras would take a StopIteration for the end of the data.
+            raise UserError(
+                f"The value {name} of a step needs an optimizer of this package. Compile with"
+                " hybrid_imagenet.DistributedOptimizer(...)."
+            )
+        values = optimizers[0].telemetry_variables()[name].numpy()
         return np.atleast_1d(values).astype(np.float64)
 
     def request_stop(self, reason: str) -> None:

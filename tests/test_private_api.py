@@ -30,7 +30,7 @@ def test_private_api_functions_all_have_a_test():
 
 
 # os._exit, sys._current_frames, and public names of named tuples.
-PYTHON_NAMES = {"_exit", "_current_frames", "_replace", "_fields"}
+PYTHON_NAMES = {"_exit", "_current_frames", "_replace", "_fields", "_asdict"}
 
 
 def private_names(tree):
@@ -403,6 +403,25 @@ def test_running_fit_data_of_a_py_dataset_can_be_replaced():
         return data.dataset, 2
 
     assert batches_seen(replace, DatasetOfTwo()) == [1.0, 0.0]
+
+
+def test_metrics_by_owner_has_all_metrics_before_and_after_the_first_step():
+    model = small_model()
+    model.own = keras.metrics.Mean(name="own")
+    model.compile("sgd", "mse", metrics=["mae"])
+    names = {
+        owner: [metric.name for metric in metrics]
+        for owner, metrics in private_api.metrics_by_owner(model).items()
+    }
+    assert names == {
+        "loss": ["loss"],
+        "compiled": ["compile_metrics"],
+        "losses": [],
+        "own": ["own"],
+    }
+    model.fit(np.ones((2, 2)), np.ones((2, 1)), verbose=0)
+    (compiled,) = private_api.metrics_by_owner(model)["compiled"]
+    assert [metric.name for metric in compiled.metrics] == ["mae"]
 
 
 def test_global_seed_is_that_of_set_random_seed():

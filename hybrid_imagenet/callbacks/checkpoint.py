@@ -98,9 +98,9 @@ class Checkpoint(SaveCheckpoints):
     epoch, and the statistics of batch normalization of each rank. The epoch continues with the
     batches that are left, as if it had not been interrupted, if the data are
 
-    * arrays, or a `keras.utils.PyDataset` without its own `on_epoch_end`, on the same number of
-      ranks. `fit(shuffle=True)` then shuffles in an order that follows from the seed of
-      `keras.utils.set_random_seed` and the epoch; or
+    * arrays, or a `keras.utils.PyDataset` without its own `on_epoch_begin` and `on_epoch_end`, on
+      the same number of ranks and with the same batch size. `fit(shuffle=True)` then shuffles in an
+      order that follows from the seed of `keras.utils.set_random_seed`, the rank and the epoch; or
     * `hi.order.keras_dataset` with `order=`, on any number of ranks.
 
     With other data, such as a tf.data.Dataset, the epoch begins again with the weights of the
@@ -168,8 +168,10 @@ class Checkpoint(SaveCheckpoints):
         # latest whole epoch ends `fit`.
         self._stopped_at_batch = False
         self._ends_fit = False
-        # Whether the checkpoint that is being saved is inside an epoch.
+        # Whether the checkpoint that is being saved is inside an epoch, and whether one that was
+        # requested in the last batch is due at the end of the epoch.
         self._is_inside_epoch = False
+        self._save_at_epoch_end = False
         # Best weights of callbacks by name.
         self._restored_weights: dict[str, list[np.ndarray]] = {}
 
@@ -274,20 +276,25 @@ class Checkpoint(SaveCheckpoints):
         communicator.broadcast_variables([v.value for v in callback_variables])
         rank_values.restore_variables(self.model, self._rank_values, communicator)
         if meta["batches"]:
-            self._continue_inside_epoch(meta["batches"], meta["world_size"])
+            self._continue_inside_epoch(meta["batches"], meta["world_size"], meta["epoch_batches"])
 
-    def _continue_inside_epoch(self, batches: int, saved_ranks: int) -> None:
+    def _continue_inside_epoch(
+        self, batches: int, saved_ranks: int, saved_batches: Sequence[int | None]
+    ) -> None:
         """Begins the first epoch after the batches that are done, if that is possible.
 
         Args:
           batches: Batches of the epoch that were trained.
           saved_ranks: Ranks that trained them.
+          saved_batches: `EpochData.batches` of the `fit` that trained them.
         """
         reason = ""
         if self._order is not None:
             batches = self._order.longest - len(self._order)
-        elif not self._data.is_exact and not self._skip_batches:
+        elif not self._data.is_exact and not (self._skip_batches and self._data.can_skip):
             reason = "the order of its data is not known (see skip_batches)"
+        elif saved_batches != self._data.batches:
+            reason = "the size or number of its batches has changed"
         elif saved_ranks != self.communicator.size:
             reason = f"it was saved on {pluralize(saved_ranks, 'rank')}"
         if not reason:
@@ -331,6 +338,10 @@ class Checkpoint(SaveCheckpoints):
         private_api.set_initial_epoch(self.model, None)
         self._epoch = epoch
         self._stopped_at_batch = False
+        self._save_at_epoch_end = False
+        if self._order is None:
+            # `fit` may begin at its argument initial_epoch.
+            self.run.state.finished_epochs = epoch
         self._data.begin_epoch(epoch, self._first_batch)
         self.run.begin_epoch(epoch, self._first_batch)
         self._metric_states = {}
@@ -371,10 +382,13 @@ class Checkpoint(SaveCheckpoints):
             return
         # The end of the epoch saves after its last batch.
         if self._stopped_at_batch or self._is_epoch_done():
+            self._save_at_epoch_end = True
             return
         self._is_inside_epoch = True
-        self.save()
-        self._is_inside_epoch = False
+        try:
+            self.save()
+        finally:
+            self._is_inside_epoch = False
         if self._requests.stop:
             self._exit_preempted()
 
@@ -415,8 +429,9 @@ class Checkpoint(SaveCheckpoints):
         super().on_epoch_end(epoch, {**(logs or {}), "epoch": state.recorded_at})
         # A signal may have come in the last step or during validation.
         is_stopping = any(self.communicator.allgather_object(REQUESTS.stop))
-        if is_stopping and not self.run.is_at_end():
+        if self._save_at_epoch_end or is_stopping:
             self.save()
+        if is_stopping and not self.run.is_at_end():
             self._exit_preempted()
 
     def _is_whole(self) -> bool:
@@ -445,7 +460,7 @@ class Checkpoint(SaveCheckpoints):
         next_epoch = int(self._saved[1]) + 1
         print_to_stderr(
             f"epoch {epoch + 1} ended after {batches} batches and is not saved: a resumed fit"
-            f" begins in epoch {next_epoch}"
+            f" continues in epoch {next_epoch}"
         )
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
@@ -517,6 +532,7 @@ class Checkpoint(SaveCheckpoints):
             "world_size": checkpoint.meta["world_size"],
             "data_seed": checkpoint.meta["data_seed"],
             "batches": checkpoint.meta["batches"],
+            "epoch_batches": checkpoint.meta["epoch_batches"],
             "rank_values": {
                 name: [array.shape, array.dtype.name] for name, array in self._rank_values.items()
             },
@@ -628,6 +644,7 @@ class Checkpoint(SaveCheckpoints):
             "data_seed": self._data_seed,
             # Batches of an unfinished epoch that are done.
             "batches": self.run.batches if self._is_inside_epoch else 0,
+            "epoch_batches": self._data.batches,
         }
         self._rank_values = {}
         if self._is_inside_epoch:
@@ -650,7 +667,7 @@ def _keep_signals() -> None:
 
     REQUESTS.begin(
         on_stop=exit_if_fit_has_failed,
-        announcement="fit saves after the current step and exits with code 75",
+        announcement="fit saves after the next step and exits with code 75",
         # Ctrl-C raises KeyboardInterrupt, as in every `fit`.
         signals=(signal.SIGTERM, signal.SIGUSR1),
     )

@@ -34,9 +34,20 @@ class EpochData(abc.ABC):
     Attributes:
       is_exact: whether an epoch can continue after its first batches, with exactly those that have
         not been trained.
+      can_skip: whether the first batches of an epoch can at least be read and skipped.
+      batches: examples in a batch and batches in an epoch; None where they are not known.
     """
 
     is_exact = True
+    can_skip = True
+
+    def __init__(self, data: private_api.RunningFitData):
+        """Keeps the batches that Keras has made."""
+        self._data = data
+        batch_size = getattr(data.adapter, "batch_size", None)
+        if batch_size is None:
+            batch_size = getattr(data.py_dataset, "batch_size", None)
+        self.batches: list[int | None] = [batch_size, data.num_batches]
 
     @abc.abstractmethod
     def begin_epoch(self, epoch: int, first_batch: int) -> None:
@@ -67,10 +78,18 @@ def open_epoch_data(seed: int, rank: int, *, has_order: bool) -> EpochData:
     dataset = data.py_dataset
     if isinstance(dataset, ExactDataset):
         return ExactOrder(data, dataset) if has_order else OtherData(data)
-    is_fixed = (
-        dataset is not None and type(dataset).on_epoch_end is keras.utils.PyDataset.on_epoch_end
+    if dataset is None or _may_change_between_epochs(dataset):
+        return OtherData(data)
+    return OrderedBatches(data, seed, rank)
+
+
+def _may_change_between_epochs(dataset: keras.utils.PyDataset) -> bool:
+    """Returns whether a PyDataset has code that may change what its batches contain."""
+    kind = type(dataset)
+    base = keras.utils.PyDataset
+    return (
+        kind.on_epoch_begin is not base.on_epoch_begin or kind.on_epoch_end is not base.on_epoch_end
     )
-    return OrderedBatches(data, seed, rank) if is_fixed else OtherData(data)
 
 
 class ShuffledArrays(EpochData):
@@ -78,7 +97,7 @@ class ShuffledArrays(EpochData):
 
     def __init__(self, data: private_api.RunningFitData, seed: int, rank: int):
         """Builds the dataset, which reads the number of the epoch when the epoch begins."""
-        self._data = data
+        super().__init__(data)
         with tf.device("CPU:0"):
             self._epoch = tf.Variable(0, dtype=tf.int64, trainable=False, name="epoch")
         key = tf.constant(_rank_seed(seed, rank), tf.int64)
@@ -97,10 +116,6 @@ class ShuffledArrays(EpochData):
 class UnshuffledData(EpochData):
     """Arrays in their own order."""
 
-    def __init__(self, data: private_api.RunningFitData):
-        """Keeps the batches that Keras has made."""
-        self._data = data
-
     def begin_epoch(self, epoch: int, first_batch: int) -> None:
         _set_rest(self._data, self._data.dataset, first_batch)
 
@@ -109,8 +124,8 @@ class ExactOrder(EpochData):
     """Data of `hi.order`, whose sampler keeps its own position."""
 
     def __init__(self, data: private_api.RunningFitData, dataset: ExactDataset):
-        """Keeps the batches that Keras has made."""
-        self._data = data
+        """Keeps the dataset, whose sampler knows how many batches are left."""
+        super().__init__(data)
         self._dataset = dataset
 
     def begin_epoch(self, epoch: int, first_batch: int) -> None:
@@ -128,26 +143,29 @@ class OtherData(EpochData):
     is_exact = False
 
     def __init__(self, data: private_api.RunningFitData):
-        """Keeps the batches that Keras has made."""
-        self._data = data
+        """Begins with the first batch."""
+        super().__init__(data)
+        self.can_skip = not data.continues_over_epochs
+        self._has_skipped = False
 
     def begin_epoch(self, epoch: int, first_batch: int) -> None:
-        """Skips batches only if there are some to skip, as `skip_batches` of `Checkpoint` asks."""
-        if first_batch or self._data.num_batches:
+        """Skips batches if `skip_batches` of `Checkpoint` asks for it, and none in later epochs."""
+        if first_batch or self._has_skipped:
             _set_rest(self._data, self._data.dataset, first_batch)
+        self._has_skipped = first_batch > 0
 
 
 class OrderedBatches(EpochData):
     """A PyDataset, whose batches come in an order of seed, rank and epoch if `fit` shuffles them.
 
-    A PyDataset with its own `on_epoch_end` is `OtherData`, because that may change what a batch
-    contains.
+    A PyDataset with its own `on_epoch_begin` or `on_epoch_end` is `OtherData`, because these may
+    change what a batch contains.
     """
 
     def __init__(self, data: private_api.RunningFitData, seed: int, rank: int):
         """Replaces the PyDataset by one that returns its batches in this order."""
+        super().__init__(data)
         assert data.py_dataset is not None
-        self._data = data
         self._shuffles = data.shuffles_py_dataset
         self._seed = _rank_seed(seed, rank)
         self._rest = _BatchesInOrder(data.py_dataset)
@@ -175,7 +193,7 @@ class _BatchesInOrder(keras.utils.PyDataset):
             use_multiprocessing=dataset.use_multiprocessing,
             max_queue_size=dataset.max_queue_size,
         )
-        self.indices = list(range(len(dataset)))
+        self.indices = list(range(dataset.num_batches))
         self.batch_size = getattr(dataset, "batch_size", None)
         self._dataset = dataset
 
@@ -184,9 +202,6 @@ class _BatchesInOrder(keras.utils.PyDataset):
 
     def __getitem__(self, index: int) -> Any:
         return self._dataset[self.indices[index]]
-
-    def on_epoch_begin(self) -> None:
-        self._dataset.on_epoch_begin()
 
 
 def _rank_seed(seed: int, rank: int) -> int:

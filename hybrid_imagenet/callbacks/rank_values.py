@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from hybrid_imagenet import private_api
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.library import metric_sums
 from hybrid_imagenet.models import random_state
@@ -125,7 +126,7 @@ def restore_metrics(
     states = {name: rows for name, rows in arrays.items() if name.startswith(_METRICS)}
     for name, variable, is_summable in _metric_variables(model):
         rows = states.pop(name, None)
-        if rows is not None:
+        if rows is not None and rows.shape[1:] == tuple(variable.shape):
             value = _state_of_rank(rows, communicator, is_summable)
             if value is not None:
                 variable.assign(value)
@@ -163,9 +164,11 @@ def _state_of_rank(rows: Array, communicator: Communicator, is_summable: bool) -
 
 def _metric_variables(model: keras.Model) -> Iterator[tuple[str, keras.Variable, bool]]:
     """Yields name, variable, and whether it can be summed, for the states of all metrics."""
-    number = 0
-    for metric in metric_sums.single_metrics(model.metrics):
-        is_summable = metric_sums.has_summable_state(metric)
-        for variable in metric.variables:
-            yield f"{_METRICS}{number:04d}", variable, is_summable
-            number += 1
+    # By owner, because those of `compile` do not exist before the first step.
+    for owner, metrics in private_api.metrics_by_owner(model).items():
+        number = 0
+        for metric in metric_sums.single_metrics(metrics):
+            is_summable = metric_sums.has_summable_state(metric)
+            for variable in metric.variables:
+                yield f"{_METRICS}{owner}/{number:04d}", variable, is_summable
+                number += 1

@@ -44,7 +44,7 @@ class StepRequests:
 
     def post(self) -> None:
         """Counts the requests of this rank; call it before each step."""
-        stops, saves = self._own_counts
+        _, saves = self._own_counts
         if self._save_every_seconds is not None:
             now = time.monotonic()
             if now - self._last_save >= self._save_every_seconds:

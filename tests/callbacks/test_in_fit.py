@@ -4,6 +4,7 @@ import json
 
 import keras
 import numpy as np
+import pytest
 
 import hybrid_imagenet as hi
 from hybrid_imagenet.library import compiled_model
@@ -83,6 +84,18 @@ def test_batch_normalization_with_momentum_0_keeps_the_statistics_of_the_last_ba
     last = x[-models.BATCH :]
     np.testing.assert_allclose(layer.moving_mean.numpy(), last.mean(axis=0), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(layer.moving_variance.numpy(), last.var(axis=0), rtol=1e-5)
+
+
+def test_value_of_a_step_without_a_distributed_optimizer_is_an_error():
+    class Read(hi.callbacks.TrainingCallback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.run.read("grad_norm")
+
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+    model.compile("sgd", models.loss(), run_eagerly=True)
+    x, y = models.data(1)
+    with pytest.raises(hi.UserError, match=r"grad_norm of a step needs .*DistributedOptimizer"):
+        model.fit(x, y, models.BATCH, verbose=0, callbacks=[Read()])
 
 
 def test_updates_applied_of_two_optimizers_is_the_larger_count():

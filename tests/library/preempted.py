@@ -45,6 +45,25 @@ class Batches(keras.utils.PyDataset):
         return self._x[part], self._y[part]
 
 
+class Reordered(Batches):
+    """Batches that may be others in each epoch."""
+
+    def on_epoch_begin(self):
+        pass
+
+
+class Mean(keras.layers.Layer):
+    """Has a metric of its own: the mean of its inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean = keras.metrics.Mean(name="input_mean")
+
+    def call(self, inputs):
+        self.mean.update_state(inputs)
+        return inputs
+
+
 class Note(keras.callbacks.Callback):
     """Keeps the logs of epochs, and calls a function before a batch.
 
@@ -74,6 +93,7 @@ def compiled(kind):
     model = keras.Sequential(
         [
             keras.Input((6,)),
+            Mean(),
             keras.layers.Dense(8),
             keras.layers.BatchNormalization(),
             keras.layers.ReLU(),
@@ -83,7 +103,7 @@ def compiled(kind):
     )
     optimizer = hi.DistributedOptimizer(
         hi.optimizers.SGD(0.05),
-        schedule=hi.schedules.cosine(0.05, EPOCHS),
+        schedule=None if kind == "unknown length" else hi.schedules.cosine(0.05, EPOCHS),
         gradient_accumulation_steps=3 if kind == "accumulation" else None,
     )
     model.compile(
@@ -101,7 +121,7 @@ def arrays():
     return x, (x.sum(axis=1, keepdims=True) > 0).astype(np.float32)
 
 
-def fit(kind, folder, at=0, action=None, epochs=EPOCHS, **options):
+def fit(kind, folder, at=0, action=None, epochs=EPOCHS, *, batch_size=BATCH, **options):
     """Trains; returns the values of all variables by number, and the logs of epochs.
 
     Args:
@@ -110,12 +130,13 @@ def fit(kind, folder, at=0, action=None, epochs=EPOCHS, **options):
       at: number of the batch before which `action` is called.
       action: function without arguments.
       epochs: number of epochs.
+      batch_size: examples in a batch of arrays.
       **options: of `Checkpoint`.
     """
     model = compiled(kind)
     x, y = hi.data.shard(arrays(), hi.rank(), hi.size())
     callbacks = hi.callbacks.default_callbacks()
-    arguments = {"x": x, "y": y, "batch_size": BATCH}
+    arguments = {"x": x, "y": y, "batch_size": batch_size}
     if kind == "unshuffled":
         arguments["shuffle"] = False
     elif kind in ("pydataset", "workers"):
@@ -138,6 +159,14 @@ def fit(kind, folder, at=0, action=None, epochs=EPOCHS, **options):
         options["order"] = sampler
     elif kind == "tf.data":
         arguments = {"x": tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)}
+    elif kind == "unknown length":
+        dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
+        arguments = {"x": dataset.filter(lambda x, y: True)}
+    elif kind == "steps_per_epoch":
+        dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH).repeat()
+        arguments = {"x": dataset, "steps_per_epoch": 20}
+    elif kind == "own order":
+        arguments = {"x": Reordered(x, y)}
     note = Note(at, action)
     callbacks += [note, hi.callbacks.Checkpoint(folder, **options)]
     model.fit(**arguments, epochs=epochs, verbose=0, callbacks=callbacks)

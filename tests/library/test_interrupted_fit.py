@@ -123,7 +123,7 @@ def test_epochs_before_one_that_was_stopped_within_are_not_saved_with_its_weight
     whole = fit(tmp_path / "whole", 3)
     fit(tmp_path / "again", 3, after=[StopAfterFirstBatch()], every_epochs=3)
     assert list((tmp_path / "again").glob("step-*")) == []
-    assert "is not saved: a resumed fit begins in epoch 1" in capsys.readouterr().err
+    assert "is not saved: a resumed fit continues in epoch 1" in capsys.readouterr().err
     assert saving.weights(fit(tmp_path / "again", 3, every_epochs=3)) == saving.weights(whole)
 
 

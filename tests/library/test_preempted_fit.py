@@ -2,11 +2,13 @@
 
 import subprocess
 import sys
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from hybrid_imagenet.errors import EXIT_PREEMPTED, UserError
+from hybrid_imagenet.resilience import step_requests
 from tests.library import preempted
 from tests.ranks import ROOT, environment
 
@@ -60,6 +62,38 @@ def test_data_without_a_known_order_begin_the_epoch_again_with_a_line(tmp_path, 
     preempted.fit_preempted("tf.data", tmp_path / "skipped", 10)
     skipped = preempted.fit("tf.data", tmp_path / "skipped", skip_batches=True)
     assert_equal(skipped, whole)
+
+
+def test_skipped_batches_of_data_of_unknown_length_come_again_in_later_epochs(tmp_path):
+    whole = preempted.fit("unknown length", tmp_path / "whole")
+    preempted.fit_preempted("unknown length", tmp_path / "again", 10)
+    again = preempted.fit("unknown length", tmp_path / "again", skip_batches=True)
+    assert_equal(again, whole)
+
+
+@pytest.mark.parametrize("kind", ["steps_per_epoch", "own order"])
+def test_data_whose_epochs_may_differ_begin_the_epoch_again(kind, tmp_path, capsys):
+    preempted.fit_preempted(kind, tmp_path / "again", 10)
+    skips = {"skip_batches": True} if kind == "steps_per_epoch" else {}
+    _, logs = preempted.fit(kind, tmp_path / "again", **skips)
+    assert list(logs) == [0, 1, 2]
+    assert "epoch 1 begins again, because the order" in capsys.readouterr().err
+
+
+def test_another_batch_size_begins_the_epoch_again(tmp_path, capsys):
+    preempted.fit_preempted("arrays", tmp_path / "again", 10)
+    preempted.fit("arrays", tmp_path / "again", batch_size=2 * preempted.BATCH)
+    assert "because the size or number of its batches has changed" in capsys.readouterr().err
+
+
+def test_checkpoint_requested_in_a_last_batch_is_saved_after_the_epoch(tmp_path):
+    clock = iter(range(10**6))
+    with mock.patch.object(step_requests.time, "monotonic", lambda: next(clock)):
+        preempted.fit(
+            "arrays", tmp_path / "a", epochs=2, every_epochs=100, every_seconds=BATCHES, keep=9
+        )
+    steps = sorted(int(path.stem[5:]) for path in (tmp_path / "a").glob("step-*.npz"))
+    assert steps == [BATCHES, 2 * BATCHES]
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan")])
