@@ -10,6 +10,7 @@ import tensorflow as tf
 import hybrid_imagenet as hi
 from hybrid_imagenet.callbacks.batch_norm_statistics import BatchNormStatistics
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.optimizers.hyperparameters import StepHyperparameters
 from tests.library import models, saving
 
 
@@ -193,8 +194,16 @@ def test_decoupled_decay_is_relative_to_the_peak_of_the_schedule():
     for rate in (0.1, 2.0):
         inner = hi.optimizers.SGD(rate, weight_decay=0.5, decoupled_decay=True)
         hi.DistributedOptimizer(inner, schedule=hi.schedules.constant(2.0, epochs=4))
-        hyperparameters = {"learning_rate": tf.constant(1.0), "phase": tf.constant(1.0)}
-        factors.append(float(inner.decoupled_rate(hyperparameters)))
+        zero = tf.constant(0.0)
+        hyperparameters = StepHyperparameters(
+            learning_rate=tf.constant(1.0),
+            momentum=zero,
+            phase=tf.constant(1.0),
+            lower_bound=zero,
+            upper_bound=zero,
+            trust_ratio_exponent=tf.constant(1.0),
+        )
+        factors.append(float(inner.decoupled_decay_factor(hyperparameters)))
     assert factors == [0.5, 0.5]
 
 

@@ -186,8 +186,8 @@ def test_commands_outside_the_environment_print_how_to_enter_it(tmp_path):
         )
         assert result.returncode == 2
         assert re.fullmatch(
-            rf"error: {re.escape(sys.executable)} has no module (absl|numpy), because this Python"
-            r" is not the environment of the program\. "
+            rf"error: {re.escape(sys.executable)} has no module (absl|ml_dtypes|numpy), because"
+            r" this Python is not the environment of the program\. "
             rf"First run cd {re.escape(str(ROOT))}, (launch/setup.sh, )?\."
             r" launch/env.sh\n",
             result.stderr,

@@ -141,7 +141,7 @@ def test_run_prints_where_its_hosts_are_from(words, monkeypatch, tmp_path, capfd
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
     (tmp_path / "hosts").write_text("a slots=2\nb slots=2\n")
-    monkeypatch.setattr(run, "_run_job", lambda *_: 0)
+    monkeypatch.setattr(run, "_run_job", lambda *_: (0, None))
     assert run.main(["-np", "3", "--hostfile=hosts", *words]) == 0
     assert capfd.readouterr().err == "starting 3 ranks (a:2,b:2 from --hostfile=hosts) ...\n"
 

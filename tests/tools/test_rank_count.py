@@ -21,7 +21,7 @@ def eight_gpus(monkeypatch):
 
 def start_nothing(monkeypatch):
     """Makes `run.main` do everything except start ranks."""
-    monkeypatch.setattr(run, "_run_job", lambda *_: 0)
+    monkeypatch.setattr(run, "_run_job", lambda *_: (0, None))
     monkeypatch.setattr(run.preflight, "run", lambda *_, **__: None)
     monkeypatch.setenv(run.preflight.CHECKED_VARIABLE, "")
 
