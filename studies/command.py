@@ -29,6 +29,7 @@ from studies.handover import HANDOVER, HANDOVER_256
 from studies.optimizers import OPTIMIZERS_BY_BATCH
 from studies.questions import ACCURACY_BY_BATCH, WARMUP_METHOD
 from studies.rate_curves import RATE_CURVES
+from studies.recipe_step import RECIPE_STEP
 from studies.recorded_runs import Records
 from studies.results import ArmResults
 from studies.short_parts import SHORT_PARTS
@@ -48,6 +49,7 @@ STUDIES = OF_PAPERS | {
             RATE_CURVES,
         ),
         *(HANDOVER, HANDOVER_256, SHORT_PARTS),
+        RECIPE_STEP,
         *(FULL_FORM, FULL_FORM_SMALL),
     )
 }

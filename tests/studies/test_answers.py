@@ -233,15 +233,18 @@ def test_quoted_rise_after_the_warmup_with_smaller_steps_follows_from_the_runs()
     assert "-9.9, a rise (1 seed)" in METHODS.read_text()
 
 
-def test_quoted_accuracies_with_the_step_of_the_recipe_follow_from_the_runs():
-    arms = ("hybrid_x1", "hybrid_x4", "gradual_sgd_0.8")
-    found = [f"{mean_of(('hybrid-screening', arm)).mean:.1f}" for arm in arms]
-    assert found == ["77.6", "81.0", "80.9"]
-    text = " ".join(METHODS.read_text().split())
-    assert (
-        "77.6 % at 512 images, where four times the step has 81.0 % (3 seeds) and SGD 80.9 %"
-        in text
-    )
+@pytest.mark.parametrize(
+    ("batch", "tuned", "text"),
+    [(256, ("figure-3-1", "hybrid_256"), "5.58 ± 0.66"), (1024, STEP_0_94, "5.16 ± 0.66")],
+)
+def test_distance_of_the_recipes_step_from_the_tuned_one_follows_from_the_runs(batch, tuned, text):
+    ours = {
+        seed: 100 * float(run["test_top1"])
+        for seed, run in runs("recipe-step", f"recipe_{batch}").items()
+    }
+    tuned_runs = {seed: top1(run) for seed, run in runs(*tuned).items()}
+    result = estimate([tuned_runs[seed] - value for seed, value in ours.items()])
+    check(result, text, [METHODS])
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,75 @@ def test_accuracies_on_the_studies_page_follow_from_the_csv_files(arm):
     assert f"{estimate.mean:.2f} ± {estimate.half_width:.2f} %" in PAGES["studies"].read_text()
 
 
+def recipe_runs(arm, column="test_top1"):
+    """Returns a column of the runs with the recipe's step, by seed."""
+    with (RECORDS / "recipe-step.csv").open() as file:
+        return {row["seed"]: row[column] for row in csv.DictReader(file) if row["arm"] == arm}
+
+
+def recipe_step_differences(first, second):
+    """Returns the estimate of paired differences; `second` has more seeds."""
+    seeds = recipe_runs(first)
+    others = accuracies("figure-3-1", second) if second.startswith("sgd") else None
+    if others is None:
+        others = {seed: 100 * float(value) for seed, value in recipe_runs(second).items()}
+    assert len(seeds) == 11
+    return statistics.estimate([100 * float(seeds[seed]) - others[seed] for seed in seeds])
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "text", "pages"),
+    [
+        ("recipe_256", "sgd_kappa_256", "-5.84 ± 0.43", ["README.md", "studies"]),
+        ("recipe_1024", "sgd_kappa_1024", "-2.19 ± 0.99", ["README.md", "studies"]),
+        ("recipe_x4_256", "sgd_kappa_256", "-1.95 ± 0.41", ["studies"]),
+        ("recipe_x4_1024", "sgd_kappa_1024", "+1.33 ± 0.79", ["studies"]),
+        ("recipe_x4_256", "recipe_256", "+3.89 ± 0.37", []),
+        ("recipe_x4_1024", "recipe_1024", "+3.52 ± 0.42", []),
+    ],
+)
+def test_differences_of_the_recipes_step_follow_from_the_csv_file(first, second, text, pages):
+    estimate = recipe_step_differences(first, second)
+    assert format_estimate(estimate.mean, estimate.half_width, signed=True) == text
+    assert text in (RECORDS / "recipe-step.md").read_text()
+    for page in pages:
+        assert text[1:] in PAGES[page].read_text()
+
+
+@pytest.mark.parametrize(
+    ("arm", "text"),
+    [
+        ("recipe_256", "79.77 ± 0.52 %"),
+        ("recipe_x4_256", "83.66 ± 0.38 %"),
+        ("recipe_1024", "76.47 ± 0.51 %"),
+        ("recipe_x4_1024", "80.00 ± 0.49 %"),
+    ],
+)
+def test_accuracies_of_the_recipes_step_follow_from_the_csv_file(arm, text):
+    estimate = statistics.estimate([100 * float(value) for value in recipe_runs(arm).values()])
+    assert f"{estimate.mean:.2f} ± {estimate.half_width:.2f} %" == text
+    assert text in (RECORDS / "recipe-step.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arm", "text"),
+    [
+        ("recipe_256", "+9.41 ± 0.46"),
+        ("recipe_x4_256", "+7.47 ± 0.52"),
+        ("recipe_1024", "+10.12 ± 0.67"),
+        ("recipe_x4_1024", "+8.58 ± 1.04"),
+    ],
+)
+def test_training_accuracy_after_the_warmup_with_the_recipes_step_rises(arm, text):
+    changes = []
+    for values in recipe_runs(arm, "train_top1_by_epoch").values():
+        third, fourth = [100 * float(value) for value in values.split()[2:4]]
+        changes.append(fourth - third)
+    estimate = statistics.estimate(changes)
+    assert format_estimate(estimate.mean, estimate.half_width, signed=True) == text
+    assert text in (RECORDS / "recipe-step.md").read_text()
+
+
 @pytest.mark.parametrize(
     ("batch", "step", "factor"),
     [(64, 0.23, 16), (256, 0.47, 16), (1024, 0.94, 16), (1024, 1.9, 32)],
