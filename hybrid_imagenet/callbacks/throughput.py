@@ -22,8 +22,8 @@ class Throughput(TrainingCallback):
       ranks.
 
     Validation and the first step, which compiles, are not counted. Pass it on every rank, before
-    callbacks that write the logs. No step waits for a value, but to time the data costs about
-    0.2 ms of CPU time in each step.
+    callbacks that write the logs. No step waits for a value. Timing the data costs each step a
+    fraction of a millisecond of CPU time.
 
     Example:
       callbacks = [
