@@ -55,20 +55,18 @@ def gather(values: Mapping[str, Array], communicator: Communicator) -> dict[str,
     """
     if not values:
         return {}
-    # Bytes, because the sum of floats would lose the sign of -0.
-    own = np.concatenate(
-        [
-            np.frombuffer(np.ascontiguousarray(value).tobytes(), np.uint8)
-            for value in values.values()
-        ]
-    )
-    rows = np.zeros((communicator.size, own.size), np.int32)
-    rows[communicator.rank] = own
+    content = b"".join(value.tobytes() for value in values.values())
+    padding = b"\0" * (-len(content) % 4)
+    # Each rank adds its row to zeros. The sum of floats would lose the sign of -0.
+    words = np.frombuffer(content + padding, np.int32)
+    rows = np.zeros((communicator.size, words.size), np.int32)
+    rows[communicator.rank] = words
     total = communicator.allreduce_sum(tf.constant(rows), "values of ranks").numpy()
+    content_of_ranks = total.view(np.uint8)
     gathered = {}
     start = 0
     for name, value in values.items():
-        part = total[:, start : start + value.nbytes].astype(np.uint8)
+        part = content_of_ranks[:, start : start + value.nbytes]
         start += value.nbytes
         gathered[name] = np.stack(
             [np.frombuffer(row.tobytes(), value.dtype).reshape(value.shape) for row in part]
