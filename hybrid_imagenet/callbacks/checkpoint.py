@@ -191,7 +191,9 @@ class Checkpoint(SaveCheckpoints):
         self._follow_other_callbacks()
         store = None
         meta: dict[str, Any] | None = None
+        # An earlier `fit` with this callback may have been interrupted.
         self._restored_weights = {}
+        self._rank_values = {}
         with communicator.raise_on_all_ranks():
             if communicator.rank == 0:
                 store = CheckpointStore(

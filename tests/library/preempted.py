@@ -8,6 +8,7 @@ final values of all variables to FOLDER/final.npz. In the last rank's batch numb
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import signal
@@ -204,6 +205,43 @@ def compare_on_ranks(kind, folder):
             for value, other in zip(resumed[0], whole[0], strict=True)
         ]
         return {"equal": all(are_equal), "logs": resumed[1] == whole[1]}
+
+
+def interrupted_then_earlier_checkpoint(folder):
+    """Trains twice with the same callback; returns the epochs of the second `fit`.
+
+    The first `fit` is interrupted after a checkpoint inside its second epoch. That checkpoint is
+    deleted, so the second one begins after the first epoch.
+    """
+    directory = pathlib.Path(folder) / "checkpoints"
+
+    class Interrupt(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if self.params["epochs"] == 2 and self.epoch == 1 and batch == 3:
+                raise KeyboardInterrupt
+
+        def on_epoch_begin(self, epoch, logs=None):
+            self.epoch = epoch
+
+    with programs.ranks():
+        model = compiled("arrays")
+        x, y = hi.data.shard(arrays(), hi.rank(), hi.size())
+        note = Note()
+        checkpoint = hi.callbacks.Checkpoint(directory, every_seconds=1e-9, keep=100)
+        callbacks = [*hi.callbacks.default_callbacks(), note, checkpoint, Interrupt()]
+        with contextlib.suppress(KeyboardInterrupt):
+            model.fit(x, y, BATCH, 2, 0, callbacks)
+        REQUESTS.end()
+        if hi.rank() == 0:
+            checkpoint._store.wait()
+            steps = len(x) // BATCH
+            for path in directory.glob("step-*.npz"):
+                if int(path.stem.removeprefix("step-")) > steps:
+                    path.unlink()
+        hi.communicator().barrier()
+        note.epochs.clear()
+        model.fit(x, y, BATCH, 3, 0, callbacks)
+        return sorted(note.epochs)
 
 
 def examples_trained(folder, at):

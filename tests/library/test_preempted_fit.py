@@ -141,6 +141,11 @@ def test_two_ranks_continue_after_a_request_to_one_of_them(kind, pools, tmp_path
     assert results == [{"equal": True, "logs": True}] * 2
 
 
+def test_checkpoint_that_is_used_again_forgets_the_values_of_an_interrupted_fit(pools, tmp_path):
+    results = pools[2].call(preempted.interrupted_then_earlier_checkpoint, str(tmp_path))
+    assert results == [[1, 2]] * 2
+
+
 def test_exact_order_continues_on_more_ranks_with_the_examples_that_are_left(pools, tmp_path):
     folder = str(tmp_path / "checkpoints")
     first = pools[2].call(preempted.examples_trained, folder, 5)
