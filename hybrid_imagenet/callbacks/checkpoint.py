@@ -6,7 +6,7 @@ import dataclasses
 import os
 import pathlib
 import signal
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, Any
 
 import keras
@@ -55,28 +55,6 @@ _RANK_ARRAYS = "ranks/"
 
 # The open lock file of each directory that this process writes to.
 _LOCKS: dict[pathlib.Path, IO[bytes]] = {}
-
-
-class _AtEpochEnd(keras.callbacks.Callback):
-    """Calls a function at the end of each epoch, with the epoch and the logs."""
-
-    def __init__(self, function: Callable[[int, dict[str, Any] | None], None]):
-        super().__init__()
-        self._function = function
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._function(epoch, logs)
-
-
-class _AtBatchEnd(keras.callbacks.Callback):
-    """Calls a function at the end of each batch."""
-
-    def __init__(self, function: Callable[[], None]):
-        super().__init__()
-        self._function = function
-
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        self._function()
 
 
 class Checkpoint(SaveCheckpoints):
@@ -331,8 +309,10 @@ class Checkpoint(SaveCheckpoints):
             if isinstance(callback, keras.callbacks.SwapEMAWeights) and callback.swap_on_epoch:
                 break
             position += 1
-        private_api.insert_callback(_AtEpochEnd(self._end_epoch), position)
-        private_api.insert_callback(_AtBatchEnd(self._end_batch), len(self._all_callbacks) + 1)
+        at_epoch_end = keras.callbacks.LambdaCallback(on_epoch_end=self._end_epoch)
+        at_batch_end = keras.callbacks.LambdaCallback(on_train_batch_end=self._end_batch)
+        private_api.insert_callback(at_epoch_end, position)
+        private_api.insert_callback(at_batch_end, len(self._all_callbacks) + 1)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Sets the data of the epoch; in the first one also metrics and states of callbacks."""
@@ -369,7 +349,7 @@ class Checkpoint(SaveCheckpoints):
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Does nothing, because a step is saved after all callbacks, by `_end_batch`."""
 
-    def _end_batch(self) -> None:
+    def _end_batch(self, batch: int, logs: dict[str, Any] | None) -> None:
         """Saves inside an epoch if ranks have asked for it, and exits if one was told to stop.
 
         Raises:

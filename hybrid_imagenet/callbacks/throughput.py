@@ -49,13 +49,14 @@ class Throughput(TrainingCallback):
         self._is_compiled = False
         # After all others, because `Checkpoint` sets the data of an epoch too.
         last = len(private_api.running_callbacks())
-        private_api.insert_callback(_AtEpochBegin(self), last)
+        at_epoch_begin = keras.callbacks.LambdaCallback(on_epoch_begin=self._begin_epoch)
+        private_api.insert_callback(at_epoch_begin, last)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._results = {}
         self._began: float | None = None
 
-    def begin_epoch(self) -> None:
+    def _begin_epoch(self, epoch: int, logs: dict[str, Any] | None) -> None:
         """Makes the data of the epoch count the time for which they are waited for."""
         data = private_api.RunningFitData()
         if data.dataset is not self._timed:
@@ -120,14 +121,3 @@ class Throughput(TrainingCallback):
                 return tf.nest.map_structure(tf.identity, element)
 
         return tf.data.Dataset.zip((clock, dataset, clock)).map(add_difference)
-
-
-class _AtEpochBegin(keras.callbacks.Callback):
-    """Begins the epoch of a `Throughput`."""
-
-    def __init__(self, throughput: Throughput):
-        super().__init__()
-        self._throughput = throughput
-
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._throughput.begin_epoch()
