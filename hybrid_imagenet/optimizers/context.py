@@ -22,7 +22,7 @@ import tensorflow as tf
 from hybrid_imagenet.optimizers.hyperparameters import StepHyperparameters
 
 Terms = TypeVar("Terms")
-"""What `GroupedOptimizer.prepare` of an optimizer returns."""
+"""Type of the terms that `GroupedOptimizer.prepare` of an optimizer returns."""
 
 
 class NoSlots(NamedTuple):
@@ -84,20 +84,14 @@ class LayerOperations(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class PrepareContext:
-    """Values of a step before its gradients arrive.
+class StepContext:
+    """Values of a step that both `prepare` and `update` use.
 
     Attributes:
       hyperparameters: Scalars that the schedule has set.
-      step: 1-based index of this update, float32 scalar; skipped steps do not count.
-      counters: The optimizer's `counters` before this step, int64 scalars.
-      weight_square_sums: Returns the sum of squares of each variable, float32 [n].
     """
 
     hyperparameters: StepHyperparameters
-    step: tf.Tensor
-    counters: Sequence[tf.Tensor]
-    weight_square_sums: Callable[[], tf.Tensor]
 
     @property
     def learning_rate(self) -> tf.Tensor:
@@ -109,17 +103,31 @@ class PrepareContext:
         """The momentum of this step, float32 scalar."""
         return self.hyperparameters.momentum
 
+
+@dataclasses.dataclass(frozen=True)
+class PrepareContext(StepContext):
+    """Values of a step before its gradients arrive.
+
+    Attributes:
+      step: 1-based index of this update, float32 scalar; skipped steps do not count.
+      counters: The optimizer's `counters` before this step, int64 scalars.
+      weight_square_sums: Returns the sum of squares of each variable, float32 [n].
+    """
+
+    step: tf.Tensor
+    counters: Sequence[tf.Tensor]
+    weight_square_sums: Callable[[], tf.Tensor]
+
     def weight_norms(self) -> tf.Tensor:
         """Returns the L2 norm |w| of each variable, float32 [n]."""
         return tf.sqrt(self.weight_square_sums())
 
 
 @dataclasses.dataclass(frozen=True)
-class UpdateContext(Generic[Terms]):
-    """Values of a step besides gradients, weights and slots.
+class UpdateContext(StepContext, Generic[Terms]):
+    """Values of a step other than gradients, weights and slots.
 
     Attributes:
-      hyperparameters: Scalars that the schedule has set.
       terms: What `prepare` returned.
       layer_learning_rates: Learning rate of each variable, from `scale_layers`: float32 [n], or a
         scalar.
@@ -129,23 +137,12 @@ class UpdateContext(Generic[Terms]):
       scaled_decay: The same times the loss scale.
     """
 
-    hyperparameters: StepHyperparameters
     terms: Terms
     layer_learning_rates: tf.Tensor
     unscale: tf.Tensor
     layers: LayerOperations
     decay: Any
     scaled_decay: Any
-
-    @property
-    def learning_rate(self) -> tf.Tensor:
-        """The global learning rate of this step, float32 scalar."""
-        return self.hyperparameters.learning_rate
-
-    @property
-    def momentum(self) -> tf.Tensor:
-        """The momentum of this step, float32 scalar."""
-        return self.hyperparameters.momentum
 
     def add_decay(self, value: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
         """Returns value + decay * weight, for an unscaled gradient or another direction."""
