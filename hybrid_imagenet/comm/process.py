@@ -133,13 +133,21 @@ def check_trust(place: Placement, engine: str = "auto") -> None:
       engine: A value of --engine. Any other value than "auto" is consent.
     """
     is_one_host = place.local_size == place.size
-    is_asked = engine != "auto" or os.environ.get(ENGINE_VARIABLE) in ENGINES
-    if not is_one_host and not is_asked:
-        reject_unasked_engine(resolve_engine(engine))
+    if not is_one_host and not is_engine_requested(engine):
+        reject_unrequested_engine(resolve_engine(engine))
 
 
-def reject_unasked_engine(engine: str) -> None:
-    """Raises SharedError if this is TensorFlow's engine, which nobody has asked for.
+def is_engine_requested(engine: str) -> bool:
+    """Returns whether a flag or the environment names the engine.
+
+    Args:
+      engine: A value of --engine.
+    """
+    return engine != "auto" or os.environ.get(ENGINE_VARIABLE) in ENGINES
+
+
+def reject_unrequested_engine(engine: str) -> None:
+    """Raises SharedError if an engine that was not requested is TensorFlow's.
 
     Args:
       engine: The engine of ranks on several hosts.

@@ -29,7 +29,8 @@ from hybrid_imagenet.comm import other_launchers
 from hybrid_imagenet.comm.environment import RANKS_VARIABLE, openmpi_prefix
 from hybrid_imagenet.comm.process import (
     ENGINE_VARIABLE,
-    reject_unasked_engine,
+    is_engine_requested,
+    reject_unrequested_engine,
     resolve_engine,
 )
 from hybrid_imagenet.comm.settings import ENGINES
@@ -536,7 +537,7 @@ def _choose_engine(options: argparse.Namespace, plan: _LaunchPlan) -> None:
 
     Raises:
       UserError: if two engines are set, or ranks on several hosts would use TensorFlow's engine,
-        whose ports have no password, although nobody has asked for it.
+        whose ports have no password, without a request for it.
     """
     engine_of_flags = "auto" if plan.config is None else plan.config.communication.engine
     if options.engine and engine_of_flags not in ("auto", options.engine):
@@ -546,8 +547,7 @@ def _choose_engine(options: argparse.Namespace, plan: _LaunchPlan) -> None:
         )
     if options.engine:
         os.environ[ENGINE_VARIABLE] = options.engine
-    is_asked = engine_of_flags != "auto" or os.environ.get(ENGINE_VARIABLE) in ENGINES
-    if is_asked:
+    if is_engine_requested(engine_of_flags):
         return
     engine = resolve_engine("auto", started_by_mpi=True)
     # The hosts of a discovery script are not known yet.
@@ -555,7 +555,7 @@ def _choose_engine(options: argparse.Namespace, plan: _LaunchPlan) -> None:
         host_facts.is_local(name) for name in host_facts.parse_hosts(options.hosts)
     )
     if plan.action is _Action.START_RANKS and not is_one_host:
-        reject_unasked_engine(engine)
+        reject_unrequested_engine(engine)
     os.environ[ENGINE_VARIABLE] = engine
 
 
