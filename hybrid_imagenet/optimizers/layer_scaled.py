@@ -33,9 +33,9 @@ class LayerScaledOptimizer(GroupedOptimizer):
 
     No single trust coefficient suits every batch and learning rate: MLPerf's runs use 0.001, but
     with learning rates of 7 and more. If none is passed, `library.trust_coefficient` computes one
-    when `fit` begins. With it LARS moves a layer as far in a step as in MLPerf's tuned runs: at the
-    peak of the learning rate, by 0.105 sqrt(B / 3264) of the layer's norm, where B is the global
-    batch. From then on the value is part of the configuration, as if it had been passed.
+    when `fit` begins. With it LARS moves a layer as far in a step as in MLPerf's tuned runs at the
+    global batch (`schedules.mlperf.tuned_step`). From then on the value is part of the
+    configuration, as if it had been passed.
     """
 
     def __init__(self, *values: Any, **options: Any):
@@ -96,7 +96,7 @@ class LayerScaledOptimizer(GroupedOptimizer):
         problem = f"The optimizer {self.name} has no trust coefficient. {reason}"
         if learning_rate <= 0:
             return f"{problem} Raise the learning rate, or pass trust_coefficient."
-        # The tuned relative step grows with the square root of the batch.
+        # Within a factor of 1.7, the tuned relative step grows with the square root of the batch.
         coefficient_at_batch_1 = self.tuned_trust_coefficient(1, learning_rate, momentum)
         return (
             f"{problem} Pass trust_coefficient={coefficient_at_batch_1:.3g} * batch**0.5, which"

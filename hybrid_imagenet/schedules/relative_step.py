@@ -12,10 +12,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-TUNED_STEP = 0.105
-TUNED_BATCH = 3264
-"""A tuned point of MLPerf. The others are within a factor of 1.7 of the square-root law through it.
-"""
 LAMB_STEP = 0.04
 LAMB_BATCH = 32768
 """LAMB's learning rate for ResNet-50 at that batch (You et al., arXiv 1904.00962).
@@ -61,15 +57,6 @@ def trust_coefficient(
       factor: as for `relative_step`.
     """
     return step / relative_step(learning_rate, 1.0, momentum, factor)
-
-
-def tuned_step_law(batch: float) -> float:
-    """Returns the peak relative step of tuned LARS at a batch: 0.105 sqrt(B / 3264).
-
-    MLPerf's ten points from 1632 to 67840 images (`schedules.mlperf`) follow it within a factor of
-    1.7.
-    """
-    return TUNED_STEP * math.sqrt(batch / TUNED_BATCH)
 
 
 def published_lamb_step(batch: float) -> float:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hybrid_imagenet.schedules import mlperf, relative_step
+from hybrid_imagenet.schedules import mlperf
 from tests.references import mlperf_reference as reference
 
 
@@ -49,8 +49,3 @@ def test_point_at_outside_the_rows_has_the_settings_of_the_nearest():
             mlperf.POINTS[row].epochs,
         )
         assert not mlperf.covers(batch)
-
-
-def test_tuned_points_follow_the_square_root_law_within_a_factor_of_1_7():
-    for point in mlperf.POINTS:
-        assert 1 / 1.7 < point.relative_step / relative_step.tuned_step_law(point.batch) < 1.7

@@ -7,7 +7,6 @@ from hybrid_imagenet.schedules.relative_step import (
     is_far_from,
     relative_step,
     trust_coefficient,
-    tuned_step_law,
 )
 
 
@@ -41,12 +40,6 @@ def test_trust_coefficient_gives_the_relative_step():
     assert coefficient == pytest.approx(0.001)
     averaged = trust_coefficient(0.144, 2.4, 0.9, 0.1)
     assert relative_step(2.4, averaged, 0.9, 0.1) == pytest.approx(0.144)
-
-
-def test_tuned_step_law_grows_with_the_square_root_of_the_batch():
-    assert tuned_step_law(3264) == 0.105
-    assert tuned_step_law(6144) == pytest.approx(0.144, abs=5e-4)
-    assert tuned_step_law(4 * 3264) == pytest.approx(0.21)
 
 
 def test_is_far_from_beyond_a_factor_of_4():

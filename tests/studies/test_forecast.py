@@ -4,6 +4,7 @@ import pytest
 
 from hybrid_imagenet import config
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.schedules import mlperf
 from hybrid_imagenet.schedules.relative_step import relative_step
 from studies import forecast
 from studies.forecast import forecast_top1
@@ -113,3 +114,14 @@ def test_forecast_of_a_batch_outside_the_logs_has_no_epochs():
 def test_forecast_of_another_training_is_an_error(flag):
     with pytest.raises(UserError, match="The forecast is for ResNet-50"):
         forecast.epochs_to_accuracies(config.resolve([flag], 24))
+
+
+def test_tuned_step_law_grows_with_the_square_root_of_the_batch():
+    assert forecast.tuned_step_law(3264) == 0.105
+    assert forecast.tuned_step_law(6144) == pytest.approx(0.144, abs=5e-4)
+    assert forecast.tuned_step_law(4 * 3264) == pytest.approx(0.21)
+
+
+def test_tuned_points_follow_the_square_root_law_within_a_factor_of_1_7():
+    for point in mlperf.POINTS:
+        assert 1 / 1.7 < point.relative_step / forecast.tuned_step_law(point.batch) < 1.7
