@@ -228,26 +228,29 @@ class RunningFitData:
         """Sets the batches of the next epoch; call it in `on_epoch_begin`.
 
         Args:
-          dataset: of the batches.
-          num_batches: that the dataset has.
+          dataset: Batches of the epoch.
+          num_batches: Number of these batches; None if it is not known.
         """
         self._iterator._distributed_dataset = dataset
         self._iterator._num_batches = num_batches
 
     @property
-    def shuffled_arrays(self) -> bool | None:
-        """Whether `fit` shuffles arrays; None if the data are not arrays."""
+    def are_arrays(self) -> bool:
+        """Whether the data are arrays."""
         from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
-        if not isinstance(self.adapter, ArrayDataAdapter):
-            return None
-        return bool(self.adapter._shuffle)
+        return isinstance(self.adapter, ArrayDataAdapter)
+
+    @property
+    def are_shuffled(self) -> bool:
+        """Whether `fit` shuffles the arrays, or the batches of the PyDataset."""
+        return bool(self.adapter._shuffle if self.are_arrays else self.adapter.shuffle)
 
     def array_dataset(self, shuffle: Callable[[tf.Tensor], tf.Tensor]) -> tf.data.Dataset:
         """Returns the batches of arrays, in an order that a function sets.
 
         Args:
-          shuffle: called in the graph of the dataset, with indices and in place of
+          shuffle: Function that the graph of the dataset calls with indices, instead of
             `tf.random.shuffle`.
         """
         import tensorflow as tf
@@ -266,11 +269,6 @@ class RunningFitData:
         from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 
         return self.adapter.py_dataset if isinstance(self.adapter, PyDatasetAdapter) else None
-
-    @property
-    def shuffles_py_dataset(self) -> bool:
-        """Whether `fit` shuffles the batches of the PyDataset."""
-        return bool(self.adapter.shuffle)
 
     def replace_py_dataset(self, dataset: keras.utils.PyDataset) -> None:
         """Makes `fit` read the batches of another PyDataset, in their order."""

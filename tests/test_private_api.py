@@ -380,7 +380,8 @@ def test_running_fit_data_of_arrays_uses_another_shuffle_and_fewer_batches():
     x = np.arange(8, dtype=np.float32).reshape(4, 2)
 
     def reverse(data):
-        assert data.shuffled_arrays
+        assert data.are_arrays
+        assert data.are_shuffled
         assert data.py_dataset is None
         assert (data.num_batches, data.continues_over_epochs) == (4, False)
         dataset = data.array_dataset(lambda indices: tf.reverse(indices, [0]))
@@ -395,11 +396,11 @@ def test_running_fit_data_of_a_py_dataset_can_be_replaced():
             return super().__getitem__(1 - index)
 
     def replace(data):
-        assert data.shuffled_arrays is None
+        assert not data.are_arrays
         assert isinstance(data.py_dataset, DatasetOfTwo)
-        assert data.shuffles_py_dataset
+        assert data.are_shuffled
         data.replace_py_dataset(Backwards())
-        assert not data.shuffles_py_dataset
+        assert not data.are_shuffled
         return data.dataset, 2
 
     assert batches_seen(replace, DatasetOfTwo()) == [1.0, 0.0]

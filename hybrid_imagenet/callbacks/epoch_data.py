@@ -1,7 +1,7 @@
-"""Gives the data of `fit` an order that a seed and the epoch fix, so that an epoch can continue.
+"""Gives the data of `fit` an order that a seed and the epoch decide, so that an epoch can continue.
 
-`fit(shuffle=True)` draws a new order of arrays and of the batches of a PyDataset in each epoch,
-which neither a seed nor the number of the epoch can bring back. With `EpochData` they decide it.
+`fit(shuffle=True)` draws a new order of arrays and of the batches of a PyDataset in each epoch. A
+later process cannot draw the same order again.
 """
 
 from __future__ import annotations
@@ -68,13 +68,10 @@ def open_epoch_data(seed: int, rank: int, *, has_order: bool) -> EpochData:
       has_order: Whether a checkpoint restores the sampler of `hi.order.keras_dataset`.
     """
     data = private_api.RunningFitData()
-    shuffles_arrays = data.shuffled_arrays
     if data.continues_over_epochs or not data.num_batches:
         return OtherData(data)
-    if shuffles_arrays:
-        return ShuffledArrays(data, seed, rank)
-    if shuffles_arrays is not None:
-        return UnshuffledData(data)
+    if data.are_arrays:
+        return ShuffledArrays(data, seed, rank) if data.are_shuffled else UnshuffledArrays(data)
     dataset = data.py_dataset
     if isinstance(dataset, ExactDataset):
         return ExactOrder(data, dataset) if has_order else OtherData(data)
@@ -113,7 +110,7 @@ class ShuffledArrays(EpochData):
         _set_rest(self._data, self._dataset, first_batch)
 
 
-class UnshuffledData(EpochData):
+class UnshuffledArrays(EpochData):
     """Arrays in their own order."""
 
     def begin_epoch(self, epoch: int, first_batch: int) -> None:
@@ -166,7 +163,7 @@ class OrderedBatches(EpochData):
         """Replaces the PyDataset by one that returns its batches in this order."""
         super().__init__(data)
         assert data.py_dataset is not None
-        self._shuffles = data.shuffles_py_dataset
+        self._shuffles = data.are_shuffled
         self._seed = _rank_seed(seed, rank)
         self._rest = _BatchesInOrder(data.py_dataset)
         data.replace_py_dataset(self._rest)
