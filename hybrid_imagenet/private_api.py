@@ -81,7 +81,8 @@ def metrics_by_owner(model: keras.Model) -> dict[str, list[keras.metrics.Metric]
     """Returns the metrics of a model by the part of it that created them.
 
     The parts are "loss", "compiled" (the metrics of `compile`), "losses" (one per output), and
-    "own" (of the model and its layers). The first step creates those of "compiled" and "losses".
+    "own" (of the model and its layers). The first step creates the metrics of "compiled" and
+    "losses".
     """
     compiled = [metric for metric in (model._compile_metrics,) if metric is not None]
     losses = list(model._compile_loss.metrics) if model._compile_loss is not None else []

@@ -1,4 +1,4 @@
-"""What callbacks see of a run. The program and `fit` each create one `Run`."""
+"""Position, ranks and values of a run, for its callbacks. The program and `fit` each create one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class StepSpan(NamedTuple):
 
 
 class Run(abc.ABC):
-    """What every callback sees of the run that calls it, as `self.run`.
+    """Position, ranks and values of the run that calls a callback, as `self.run`.
 
     It has no configuration. A callback that needs settings gets them in its constructor.
 
@@ -109,12 +109,12 @@ class Run(abc.ABC):
 
 
 class FitRun(Run):
-    """A run of `fit`. It counts batches, because `fit` does not tell callbacks its position.
+    """A run of `fit`. It counts batches, because `fit` does not pass its position to callbacks.
 
     With gradient accumulation an update takes several batches.
 
     Attributes:
-      batches: batches of the epoch that are done, those of an earlier `fit` included.
+      batches: batches of the epoch that are done, including the batches of an earlier `fit`.
     """
 
     def __init__(self, model: Any, params: Mapping[str, Any]):

@@ -139,7 +139,7 @@ class Checkpoint(SaveCheckpoints):
         self._order = order
         self._skip_batches = skip_batches
         # Values of all ranks, by name, for the checkpoint that is being saved or was restored, and
-        # those of metrics that the first step creates.
+        # the states of metrics that the first step creates.
         self._rank_values: dict[str, np.ndarray] = {}
         self._metric_states: dict[str, np.ndarray] = {}
         # Whether a callback has set `stop_training` at the end of the latest batch, and whether the
@@ -224,15 +224,10 @@ class Checkpoint(SaveCheckpoints):
         communicator = self.communicator
         self.run.state.restore(meta["state"])
         self._broadcast_callback_weights(meta["callback_weights"])
-        self._rank_values = dict(
-            zip(
-                meta["rank_values"],
-                _broadcast_arrays(
-                    list(self._rank_values.values()), meta["rank_values"].values(), communicator
-                ),
-                strict=True,
-            )
-        )
+        own_arrays = list(self._rank_values.values())
+        shapes = meta["rank_values"]
+        arrays = _broadcast_arrays(own_arrays, shapes.values(), communicator)
+        self._rank_values = dict(zip(shapes, arrays, strict=True))
         if communicator.rank == 0:
             for line in _warnings(self._all_callbacks, meta["callbacks"]):
                 print_to_stderr(line)
@@ -350,7 +345,7 @@ class Checkpoint(SaveCheckpoints):
         """Does nothing, because a step is saved after all callbacks, by `_end_batch`."""
 
     def _end_batch(self, batch: int, logs: dict[str, Any] | None) -> None:
-        """Saves inside an epoch if ranks have asked for it, and exits if one was told to stop.
+        """Saves inside an epoch if ranks have asked for it, and exits if one got a signal to stop.
 
         Raises:
           SystemExit: on all ranks, with code 75, after a signal.
@@ -661,8 +656,8 @@ def _take_arrays(
     """Returns the arrays whose names begin with a prefix, and the checkpoint without them.
 
     Args:
-      checkpoint: has the arrays.
-      prefix: is removed from the names.
+      checkpoint: Checkpoint with the arrays.
+      prefix: Beginning of their names, which is removed.
     """
     taken = {}
     others = {}
@@ -680,9 +675,9 @@ def _broadcast_arrays(
     """Returns the arrays of rank 0 on all ranks; every rank calls it.
 
     Args:
-      arrays: of rank 0; other ranks may pass none.
-      shapes: [shape, dtype] of each array.
-      communicator: connects the ranks.
+      arrays: Arrays of rank 0; other ranks may pass none.
+      shapes: Shape and dtype of each array.
+      communicator: Connects the ranks.
     """
     if not arrays:
         # Rank 0 has the values, and these are overwritten.

@@ -75,6 +75,6 @@ class DivergenceGuard(TrainingCallback):
 
 
 def first_alarm(alarms: Iterable[Alarm | None]) -> Alarm | None:
-    """Returns the alarm of the first step, from those of all ranks."""
+    """Returns the alarm with the first step among the alarms of all ranks."""
     raised = [alarm for alarm in alarms if alarm is not None]
     return min(raised, key=lambda alarm: alarm[0]) if raised else None

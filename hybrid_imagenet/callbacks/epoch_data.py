@@ -135,7 +135,7 @@ class ExactOrder(EpochData):
 
 
 class OtherData(EpochData):
-    """Data such as a tf.data.Dataset or a generator, which may be in another order each time."""
+    """Data whose order may be different each time, such as a tf.data.Dataset or a generator."""
 
     is_exact = False
 

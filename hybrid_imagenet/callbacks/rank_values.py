@@ -162,7 +162,7 @@ def _state_of_rank(rows: Array, communicator: Communicator, is_summable: bool) -
 
 def _metric_variables(model: keras.Model) -> Iterator[tuple[str, keras.Variable, bool]]:
     """Yields name, variable, and whether it can be summed, for the states of all metrics."""
-    # By owner, because those of `compile` do not exist before the first step.
+    # By owner, because the metrics of `compile` do not exist before the first step.
     for owner, metrics in private_api.metrics_by_owner(model).items():
         number = 0
         for metric in metric_sums.single_metrics(metrics):

@@ -13,7 +13,7 @@ class ScheduleLog(TrainingCallback):
     """Adds the schedule's values of the last step to the logs of each epoch.
 
     It is one of `default_callbacks()`. Only values that the optimizer uses are logged. With several
-    optimizers, names begin with that of the optimizer.
+    optimizers, each name begins with the optimizer's.
     """
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

@@ -106,7 +106,7 @@ class CallbackSequence:
 
         Args:
           callbacks: in the order in which they are called.
-          run: of the program.
+          run: Run of the program.
           epochs: length of the run.
         """
         self.callbacks = list(callbacks)

@@ -70,7 +70,7 @@ class RankFailure(NamedTuple):
 
 
 class SavedRun(NamedTuple):
-    """What a rank reports about the state from which its training can continue.
+    """A saved state from which the training of a rank can continue.
 
     Attributes:
       kind: "saved" or "restored" for a checkpoint of `fit`; "run" for a run of the program.

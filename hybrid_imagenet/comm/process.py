@@ -493,7 +493,7 @@ def _warn_if_never_connected() -> None:
 
 
 def _notify_supervisor_of_exit() -> None:
-    """Notifies the supervisor at exit that the program of this rank ends without an error.
+    """Notifies the supervisor at exit that the program of this rank exits without an error.
 
     If other ranks still wait for this rank, the supervisor can then name it.
     """

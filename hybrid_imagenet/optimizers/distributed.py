@@ -1,7 +1,7 @@
 """The optimizer that averages gradients over ranks, for the program, `fit` and custom loops.
 
 `DistributedOptimizer` shows a step from top to bottom: `scale_loss`, `apply`, `reduce` and
-`update_if_finite`. What Keras asks of an optimizer besides is in `keras_protocol`.
+`update_if_finite`. The rest of Keras's protocol for optimizers is in `keras_protocol`.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class Outcome(NamedTuple):
 
 
 class GradientScaling(NamedTuple):
-    """What the rule multiplies gradients by, which follows from their square sums.
+    """Factors by which the rule multiplies gradients, from their square sums.
 
     Attributes:
       clip_factor: Factor of all gradients, at most 1; None without clipping.

@@ -24,8 +24,8 @@ _BROADCAST_REMEDY = (
 # well, because only the broadcast gives each rank its own random numbers.
 _NO_BROADCAST = (
     "the weights of all ranks are equal at the first step, but no rank has sent them to the others."
-    " If they are equal only because of equal seeds, another order of calls makes them differ, and"
-    " layers such as dropout may draw the same numbers on every rank. Call"
+    " If they are equal only because of equal seeds, a different order of calls makes them differ,"
+    " and layers such as dropout may draw the same numbers on every rank. Call"
     " hybrid_imagenet.broadcast_model(model) on every rank before the first step, or pass"
     " callbacks=hybrid_imagenet.callbacks.default_callbacks() to fit"
 )

@@ -56,7 +56,7 @@ def _inner_argument(name: str) -> property:
 
 
 class KerasProtocol(keras.optimizers.LossScaleOptimizer):
-    """What Keras needs of an optimizer around another one; its step is in `DistributedOptimizer`.
+    """Arguments, state, saving and loading of `DistributedOptimizer`, for Keras.
 
     It subclasses LossScaleOptimizer only so that Keras does not wrap it again: `compile` wraps
     every other optimizer of a mixed_float16 model, which would scale the loss a second time and
@@ -309,7 +309,8 @@ class KerasProtocol(keras.optimizers.LossScaleOptimizer):
         """Sets all state from the `variables` of another optimizer, or from their values.
 
         Raises:
-          ValueError: before `build`, or if the state belongs to another kind of optimizer or model.
+          ValueError: before `build`, or if the state belongs to a different kind of optimizer or
+            model.
         """
         if not self.built:
             raise ValueError(
@@ -354,7 +355,7 @@ class KerasProtocol(keras.optimizers.LossScaleOptimizer):
         """Loads what `save_own_variables` has saved.
 
         Raises:
-          ValueError: if it was saved with another number of micro-batches.
+          ValueError: if it was saved with a different number of micro-batches.
         """
         # Keras does the same for an optimizer that is not built: the sums are not known yet.
         if self.micro_batches is not None and not self.built:

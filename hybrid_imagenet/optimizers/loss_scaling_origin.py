@@ -1,4 +1,4 @@
-"""Remembers whether the gradients that reach an optimizer are those of a scaled loss."""
+"""Remembers whether a loss was scaled before its gradients reach an optimizer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hybrid_imagenet.optimizers.loss_scale import LossScale
 
 
 class LossScaling(enum.Enum):
-    """What is known about the loss whose gradients `apply` gets next."""
+    """Whether the loss whose gradients `apply` gets next was scaled."""
 
     NOT_SCALED = "scale_loss was not called since the last apply"
     SCALED = "scale_loss was called since the last apply"

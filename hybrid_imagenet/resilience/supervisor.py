@@ -287,7 +287,7 @@ class Supervisor:
         return b"" if TAG.fullmatch(before) else before + b"\n"
 
     def _record_failure(self, message: bytes) -> bool:
-        """Stores the failure that a rank reports; returns False for another kind of line."""
+        """Stores the failure that a rank reports; returns False for any other line."""
         failure = job_lines.parse_failure(message)
         if failure is None:
             return False
@@ -295,7 +295,7 @@ class Supervisor:
         return True
 
     def _record_saved_run(self, message: bytes) -> bool:
-        """Stores from where training can continue; returns False for another kind of line."""
+        """Stores from where training can continue; returns False for any other line."""
         saved_run = job_lines.parse_saved_run(message)
         if saved_run is None:
             return False
@@ -516,9 +516,9 @@ def print_next_command(supervisor: Supervisor, code: int, script_command: str = 
     training program has printed the command.
 
     Args:
-      supervisor: of the job, which has ended.
-      code: exit code of the job.
-      script_command: the command that has started a script of the user.
+      supervisor: Supervisor of the job, which has ended.
+      code: Exit code of the job.
+      script_command: Command that has started a script of the user.
     """
     if code in (EXIT_OK, EXIT_USAGE, EXIT_NUMERICS):
         return

@@ -17,7 +17,7 @@ from hybrid_imagenet.training.inputs import replaced_on_all_ranks
 
 
 class ProgramCheckpoints(SaveCheckpoints):
-    """Saves network and optimizer, and what `restoring.begin_or_resume` needs besides them."""
+    """Saves network, optimizer, and the rest of what `restoring.begin_or_resume` needs."""
 
     def __init__(self, components: RunComponents):
         """Takes the components of the run."""

@@ -1,4 +1,4 @@
-"""What callbacks see of a run of the program."""
+"""Position, ranks and values of a run of the program, for its callbacks."""
 
 from __future__ import annotations
 
