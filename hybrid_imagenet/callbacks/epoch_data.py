@@ -181,7 +181,8 @@ class _BatchesInOrder(keras.utils.PyDataset):
 
     Attributes:
       indices: Numbers of the batches, in the order in which they are read.
-      batch_size: Of the dataset; LARS derives its trust coefficient from it. None if it has none.
+      batch_size: Examples in a batch, from which LARS derives its trust coefficient; None if the
+        dataset does not say.
     """
 
     def __init__(self, dataset: keras.utils.PyDataset):

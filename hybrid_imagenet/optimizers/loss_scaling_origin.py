@@ -21,12 +21,11 @@ class LossScaling(enum.Enum):
 class LossScalingOrigin:
     """Checks that a loss was scaled before its gradients are applied.
 
-    `apply` gets gradients, which do not show whether their loss was scaled. So this object counts
-    on the calls of `scale_loss`. Other optimizers' scaled losses do not count, because each
-    optimizer has its own scale.
+    Gradients do not show whether their loss was scaled, so `scale_loss` and `apply` report their
+    calls here. Each optimizer has its own object, because it has its own scale.
 
     Attributes:
-      state: What is known about the loss.
+      state: Whether the loss whose gradients `apply` gets next was scaled.
     """
 
     def __init__(self) -> None:
