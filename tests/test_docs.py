@@ -173,10 +173,10 @@ def test_guide_to_8_gpus_shows_the_output_of_a_command(command, tmp_path, monkey
     assert any(set(text.split("\n")) - {"", "..."} <= set(printed) for text in shown), printed
 
 
-def test_kubernetes_page_has_the_cores_that_plan_predicts_for_8_v100(capsys):
+def test_schedulers_page_has_the_cores_that_plan_predicts_for_8_v100(capsys):
     assert __main__.main(["plan", "--cluster=h1", "--hosts=1"]) == 0
     cores = re.search(r"about (\d+) CPU cores.*; (\d+) with shards", capsys.readouterr().out)
-    text = " ".join((ROOT / "docs" / "kubernetes.md").read_text().split())
+    text = " ".join((ROOT / "docs" / "schedulers.md").read_text().split())
     assert f"for 8 V100 needs about {cores[1]} cores" in text
     assert f"about {cores[2]} with shards of `--resize=256`" in text
 

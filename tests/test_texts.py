@@ -55,12 +55,11 @@ FOREIGN_FLAGS_OF_PAGES = {
         *("aa", "amp", "batch_size", "bce_loss", "crop_pct", "cutmix", "grad_accum_steps"),
         *("initial_checkpoint", "mixup", "model_ema_decay", "opt", "sched", "smoothing"),
     },
-    # sbatch
-    "slurm.md": {"account", "partition", "signal"},
+    # sbatch and docker build
+    "schedulers.md": {"account", "partition", "signal", "target"},
     # pip and pack.sh
     "install.md": {"no_deps", "whole"},
     # docker build
-    "kubernetes.md": {"target"},
     "README.md": {"target"},
     # A script of the reader.
     "library.md": {"your", "flags"},
