@@ -146,7 +146,7 @@ def summarize(
       facts: further entries that are stored unchanged.
 
     Returns:
-      JSON-ready values under the keys that docs/logs.md explains; unknown values are None.
+      JSON-ready values under the keys that docs/records.md explains; unknown values are None.
     """
     records = list(records)
     epochs = [r for r in records if r.get("kind") == "epoch"]

@@ -1,4 +1,4 @@
-"""Tests that docs/logs.md documents the keys and tags, and docs/first-minutes.md the table."""
+"""Tests that docs/records.md documents the keys and tags, and docs/first-minutes.md the table."""
 
 import pathlib
 import re
@@ -11,7 +11,7 @@ from hybrid_imagenet.runlog.progress import EpochTable, RunStatus
 from hybrid_imagenet.runlog.tensorboard import TAGS
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
-TEXT = (DOCS / "logs.md").read_text()
+TEXT = (DOCS / "records.md").read_text()
 
 
 def test_logs_page_documents_every_key_and_tag():
