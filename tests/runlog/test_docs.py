@@ -14,8 +14,9 @@ DOCS = pathlib.Path(__file__).parents[2] / "docs"
 TEXT = (DOCS / "records.md").read_text()
 
 
-def test_logs_page_documents_every_key_and_tag():
-    rows = dict(re.findall(r"^\| `([^`]+)` \| (.*) \|$", TEXT.split("## summary.json")[0], re.M))
+def test_records_page_documents_every_key_and_tag():
+    part = TEXT.split("## metrics.jsonl")[1].split("## summary.json")[0]
+    rows = dict(re.findall(r"^\| `([^`]+)` \| (.*) \|$", part, re.M))
     assert rows == dict(KEYS)
     tags = dict(
         re.findall(r"^\| `([^`]+)` \| `([^`]+)` \|$", TEXT.split("## TensorBoard")[1], re.M)
@@ -23,7 +24,7 @@ def test_logs_page_documents_every_key_and_tag():
     assert tags == dict(TAGS)
 
 
-def test_logs_page_documents_every_key_of_the_summary():
+def test_records_page_documents_every_key_of_the_summary():
     part = TEXT.split("## summary.json")[1].split("## TensorBoard")[0]
     result = summary.summarize([], world_size=1, images_per_epoch=1)
     assert set(result) <= set(re.findall(r"`([a-z_0-9]+)`", part))
