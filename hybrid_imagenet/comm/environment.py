@@ -146,7 +146,7 @@ def choose_onednn(environ: MutableMapping[str, str]) -> None:
     TensorFlow turns them on only if the CPU has AVX512 or newer. With AVX2 alone a ResNet-18 on
     images of 64 x 64 trains 3.5 times as fast with them. With a GPU they keep TensorFlow's graph
     optimizer from fusing ReLU and its gradient with normalization in FP16
-    (docs/dev/performance-log.md).
+    (docs/dev/measurements.md).
     """
     environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0" if gpus.in_use() else "1")
 

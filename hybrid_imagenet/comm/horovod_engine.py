@@ -87,7 +87,7 @@ def _configure_horovod(settings: CommunicationSettings) -> bool:
     nccl = bool(hvd.nccl_built() and tf.config.get_visible_devices("GPU"))
     # The interval in milliseconds at which Horovod's thread looks for new operations; its default
     # is 1. A step on a GPU is so short that waits of this length matter. On CPUs the shorter
-    # interval costs nothing (docs/dev/performance-log.md).
+    # interval costs nothing (docs/dev/measurements.md).
     os.environ.setdefault("HOROVOD_CYCLE_TIME", "0.2")
     # Each bucket is one group. If Horovod fused groups that happen to be ready together, sums would
     # be rounded differently from run to run.

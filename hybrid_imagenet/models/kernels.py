@@ -1,6 +1,6 @@
 """Convolution and pooling in the forms that run fastest on a CPU and on a GPU.
 
-All forms compute the same sums. They were measured on AVX512-BF16 (docs/dev/performance-log.md):
+All forms compute the same sums. They were measured on AVX512-BF16 (docs/dev/measurements.md):
 
 * A 1x1 convolution is a matrix product over pixels; a strided one takes every second pixel first.
   The gradient of its kernel runs at 350 GFLOP/s per core as a product, and at 250 as a convolution.

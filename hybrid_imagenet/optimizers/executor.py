@@ -8,7 +8,7 @@ A step goes through these methods:
     _apply_constraints the constraints of weights
 
 `packed.PackedExecutor` has all variables in one vector, as suits a GPU; `per_variable` updates each
-large variable in place, as suits a CPU. docs/dev/performance-log.md has the measurements. Both
+large variable in place, as suits a CPU. docs/dev/measurements.md has the measurements. Both
 compile the rule with XLA. On a GPU none of them has a branch, because a branch makes the host wait
 for its condition: if the gradients are not finite, a mask keeps each old value.
 """

@@ -13,7 +13,7 @@ from hybrid_imagenet.comm import gpus
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.xla import has_gpu
 
-# TensorFlow has BF16 kernels for both; docs/dev/performance-log.md has the measured ratio to FP32.
+# TensorFlow has BF16 kernels for both; docs/dev/measurements.md has the measured ratio to FP32.
 _BF16_INSTRUCTIONS = {"amx_bf16", "avx512_bf16"}
 # FP16 on a CPU is slow, but on these models it is fast enough to try it.
 _MODELS_FOR_FP16_ON_CPU = ("resnet18", "resnet10", "resnet8")

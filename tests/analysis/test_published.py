@@ -54,8 +54,8 @@ def test_decoding_cores_of_a_speed_are_whole_and_at_least_one(images_per_second,
     assert published.decoding_cores(images_per_second, resized=resized) == cores
 
 
-def test_gpu_figures_page_lists_the_published_speeds():
-    page = (pathlib.Path(__file__).parents[2] / "docs" / "dev" / "gpu-figures.md").read_text()
+def test_measurements_page_lists_the_published_speeds():
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "dev" / "measurements.md").read_text()
     for speed in published.GPU_SPEEDS:
         title = published.GPUS[speed.gpu].title
         rate = f"{speed.images_per_second:,.0f}"
