@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from hybrid_imagenet.benchmarks.selection import run_selected
-from hybrid_imagenet.comm.environment import restart_with_huge_pages
+from hybrid_imagenet.cluster.environment import restart_with_huge_pages
 from hybrid_imagenet.resilience import interrupts, lossy_stream
 
 # The module of each benchmark, and its description.

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from benchmarks._step_protocol import serve, settings
 from hybrid_imagenet import xla
-from hybrid_imagenet.comm import gpus
+from hybrid_imagenet.cluster import gpus
 from hybrid_imagenet.config.flags import NetworkFlags
 from hybrid_imagenet.models import factory
 

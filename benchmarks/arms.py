@@ -30,9 +30,9 @@ from benchmarks.arms_table import ARMS, SPEED, Arm, Row
 from hybrid_imagenet import files
 from hybrid_imagenet.analysis import published
 from hybrid_imagenet.benchmarks import scaling
-from hybrid_imagenet.comm import gpus
+from hybrid_imagenet.cluster import gpus
+from hybrid_imagenet.commands import command_line
 from hybrid_imagenet.errors import EXIT_OK, UserError
-from hybrid_imagenet.tools import command_line
 
 _EPILOG = """\
 Examples:

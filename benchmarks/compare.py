@@ -12,8 +12,8 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from hybrid_imagenet.commands import command_line
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.tools import command_line
 
 _EPILOG = """\
 Examples:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hybrid_imagenet.benchmarks import scaling
+from hybrid_imagenet.commands import command_line
 from hybrid_imagenet.errors import EXIT_OK
-from hybrid_imagenet.tools import command_line
 
 _EPILOG = """\
 Examples:

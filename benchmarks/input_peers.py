@@ -14,8 +14,8 @@ from typing import Any
 
 from hybrid_imagenet.benchmarks import input as packaged
 from hybrid_imagenet.benchmarks import photographs
+from hybrid_imagenet.commands import command_line
 from hybrid_imagenet.errors import EXIT_OK
-from hybrid_imagenet.tools import command_line
 
 PEERS = {
     name: Path(__file__).parent / "peers" / f"input_{name}.py"

@@ -19,8 +19,8 @@ from typing import Any
 from hybrid_imagenet import comm
 from hybrid_imagenet import config as configuration
 from hybrid_imagenet.benchmarks import photographs, scaling
+from hybrid_imagenet.commands import command_line
 from hybrid_imagenet.config import derived
-from hybrid_imagenet.tools import command_line
 
 _EPILOG = """\
 Examples:

@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hybrid_imagenet.comm.quiet import import_tensorflow
-from hybrid_imagenet.tools import command_line
+from hybrid_imagenet.cluster.quiet import import_tensorflow
+from hybrid_imagenet.commands import command_line
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -14,9 +14,9 @@ from typing import Any
 from benchmarks.step_rate import PEERS, SETTINGS, Implementation, settings_of
 from benchmarks.turns import wait_for_turn
 from hybrid_imagenet.benchmarks import scaling
+from hybrid_imagenet.commands import command_line
 from hybrid_imagenet.errors import EXIT_OK
 from hybrid_imagenet.models.depths import WIDTH
-from hybrid_imagenet.tools import command_line
 
 _EPILOG = """\
 Examples:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from benchmarks.turns import wait_for_turn
 from hybrid_imagenet.benchmarks import scaling
-from hybrid_imagenet.comm.environment import restart_with_huge_pages
-from hybrid_imagenet.tools import command_line
+from hybrid_imagenet.cluster.environment import restart_with_huge_pages
+from hybrid_imagenet.commands import command_line
 
 
 def main(argv: Sequence[str]) -> int:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from hybrid_imagenet import config as configuration
 from hybrid_imagenet.benchmarks import scaling
+from hybrid_imagenet.commands import command_line
 from hybrid_imagenet.errors import pluralize
-from hybrid_imagenet.tools import command_line
 
 PEER = Path(__file__).parent / "peers" / "scaling_horovod.py"
 

@@ -26,9 +26,9 @@ from typing import NamedTuple
 
 from benchmarks.step_rate import processor
 from hybrid_imagenet.benchmarks import scaling
+from hybrid_imagenet.commands import command_line
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.startup import COMMAND_START_VARIABLE
-from hybrid_imagenet.tools import command_line
 
 _EPILOG = """\
 Examples:

@@ -21,11 +21,11 @@ from typing import Any
 
 from benchmarks._step_protocol import MARK
 from benchmarks.turns import wait_for_turn
-from hybrid_imagenet.comm import gpus
-from hybrid_imagenet.comm.environment import choose_onednn
+from hybrid_imagenet.cluster import gpus
+from hybrid_imagenet.cluster.environment import choose_onednn
+from hybrid_imagenet.commands import command_line
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.models.depths import DEPTHS, STEMS, VERSION_1, WIDTH
-from hybrid_imagenet.tools import command_line
 
 _EPILOG = """\
 Examples:

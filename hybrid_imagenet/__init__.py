@@ -13,13 +13,13 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from hybrid_imagenet import callbacks, data, optimizers, order, schedules
+    from hybrid_imagenet.callbacks.broadcast import broadcast_model
+    from hybrid_imagenet.callbacks.distributed_evaluation import evaluate
     from hybrid_imagenet.callbacks.merge_batch_norm_statistics import merge_batch_norm_statistics
+    from hybrid_imagenet.callbacks.synchronized_batch_norm import synchronize_batch_norm
+    from hybrid_imagenet.checkpoints.keras_file import load_model
     from hybrid_imagenet.comm.process import communicator, init, local_rank, rank, shutdown, size
     from hybrid_imagenet.errors import UserError
-    from hybrid_imagenet.library import load_model
-    from hybrid_imagenet.library.broadcast import broadcast_model
-    from hybrid_imagenet.library.distributed_evaluation import evaluate
-    from hybrid_imagenet.library.synchronized_batch_norm import synchronize_batch_norm
     from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 
 # The module of each public name that is not itself a module. `init` sets variables that TensorFlow
@@ -30,11 +30,11 @@ _MODULE_BY_NAME = {
     ),
     "DistributedOptimizer": "optimizers.distributed",
     "UserError": "errors",
-    "broadcast_model": "library.broadcast",
-    "evaluate": "library.distributed_evaluation",
-    "load_model": "library",
+    "broadcast_model": "callbacks.broadcast",
+    "evaluate": "callbacks.distributed_evaluation",
+    "load_model": "checkpoints.keras_file",
     "merge_batch_norm_statistics": "callbacks.merge_batch_norm_statistics",
-    "synchronize_batch_norm": "library.synchronized_batch_norm",
+    "synchronize_batch_norm": "callbacks.synchronized_batch_norm",
 }
 __all__ = [
     "DistributedOptimizer",

@@ -41,36 +41,42 @@ COMMANDS = {
         "train handwritten digits on this machine, in less than a minute",
     ),
     "train": ("hybrid_imagenet.main", "train in this process, or as one rank of a job"),
-    "run": ("hybrid_imagenet.tools.run", "start training, or a script, on several ranks and hosts"),
-    "resume": ("hybrid_imagenet.tools.resume", "continue a run with its own flags, or with others"),
+    "run": (
+        "hybrid_imagenet.commands.run",
+        "start training, or a script, on several ranks and hosts",
+    ),
+    "resume": (
+        "hybrid_imagenet.commands.resume",
+        "continue a run with its own flags, or with others",
+    ),
     "runs": (
-        "hybrid_imagenet.tools.runs",
+        "hybrid_imagenet.commands.runs",
         "list runs with their state and results; compare the flags of two",
     ),
     "status": (
-        "hybrid_imagenet.tools.runs:status",
+        "hybrid_imagenet.commands.runs:status",
         "the state of a run, and how to continue or stop it",
     ),
-    "stop": ("hybrid_imagenet.tools.runs:stop", "ask a run to save and stop"),
+    "stop": ("hybrid_imagenet.commands.runs:stop", "ask a run to save and stop"),
     "evaluate": (
-        "hybrid_imagenet.tools.evaluate",
+        "hybrid_imagenet.commands.evaluate",
         "loss, top-1 and top-5 of a trained network on a dataset",
     ),
-    "predict": ("hybrid_imagenet.tools.predict", "the most probable classes of images"),
-    "export": ("hybrid_imagenet.tools.export", "convert a network: ONNX, Keras, SavedModel"),
+    "predict": ("hybrid_imagenet.commands.predict", "the most probable classes of images"),
+    "export": ("hybrid_imagenet.commands.export", "convert a network: ONNX, Keras, SavedModel"),
     "recipes": (
-        "hybrid_imagenet.tools.recipes_command",
+        "hybrid_imagenet.commands.recipes_command",
         "list the published methods that --recipe of train chooses",
     ),
-    "data": ("hybrid_imagenet.tools.data.data_command", "prepare or check a dataset"),
-    "doctor": ("hybrid_imagenet.tools.doctor.doctor_command", "check hosts before a run"),
-    "env": ("hybrid_imagenet.tools.env", "print versions and settings for a bug report"),
+    "data": ("hybrid_imagenet.commands.data.data_command", "prepare or check a dataset"),
+    "doctor": ("hybrid_imagenet.commands.doctor.doctor_command", "check hosts before a run"),
+    "env": ("hybrid_imagenet.commands.env", "print versions and settings for a bug report"),
     "plan": (
         "hybrid_imagenet.planner.plan_command",
         "predict step time and training time on a cluster",
     ),
     "report": (
-        "hybrid_imagenet.tools.report.report_command",
+        "hybrid_imagenet.commands.report.report_command",
         "write a page with charts on one or several runs",
     ),
     "bench": (
@@ -159,7 +165,7 @@ def run_process(words: Sequence[str]) -> int:
     # Block signals until REQUESTS handles them, also while the program restarts itself.
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    from hybrid_imagenet.comm.environment import restart_with_huge_pages
+    from hybrid_imagenet.cluster.environment import restart_with_huge_pages
     from hybrid_imagenet.resilience.stop_signals import REQUESTS
     from hybrid_imagenet.startup import record_command_start
 

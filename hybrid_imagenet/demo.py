@@ -15,9 +15,9 @@ from pathlib import Path
 
 from hybrid_imagenet import files
 from hybrid_imagenet import main as training
+from hybrid_imagenet.commands import command_line, mpirun, run
 from hybrid_imagenet.errors import EXIT_OK, UserError, pluralize
 from hybrid_imagenet.runlog import run_dir
-from hybrid_imagenet.tools import command_line, mpirun, run
 
 # A small network instead of the flag file's ResNet-50, which takes some minutes on two cores.
 _FLAGS = (

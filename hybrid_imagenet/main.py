@@ -38,8 +38,8 @@ if __name__ == "__main__":
 
 from hybrid_imagenet import config as configuration
 from hybrid_imagenet import print_config, recipes
-from hybrid_imagenet.comm import job_lines, rank_failure
-from hybrid_imagenet.comm.environment import placement
+from hybrid_imagenet.cluster import job_lines, rank_failure
+from hybrid_imagenet.cluster.environment import placement
 from hybrid_imagenet.config import defaults, derived
 from hybrid_imagenet.config import help as flag_help
 from hybrid_imagenet.options import normalize_flag
@@ -180,7 +180,8 @@ def _report_failure(error: Exception, config: configuration.RunConfig) -> int:
     if isinstance(error, ModuleNotFoundError):
         print(missing_module_message(error), file=sys.stderr)
         return EXIT_USAGE
-    from hybrid_imagenet.comm import lost_rank, out_of_memory
+    from hybrid_imagenet.cluster import out_of_memory
+    from hybrid_imagenet.comm import lost_rank
 
     if out_of_memory.is_out_of_memory(error):
         memory_error = out_of_memory.user_error(error, smaller_batch_advice.advice(config))

@@ -14,7 +14,7 @@ from hybrid_imagenet import private_api
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.comm import Communicator, process
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.library import compiled_model
+from hybrid_imagenet.optimizers import compiled_model
 
 
 class StepSpan(NamedTuple):

@@ -13,7 +13,7 @@ import tensorflow as tf
 # is missing: the sources are copied after Horovod is built, so that changing them does not build
 # Horovod again. That does no harm, because there is no GPU at that time either.
 with contextlib.suppress(ModuleNotFoundError):
-    from hybrid_imagenet.comm.gpus import load_cusolver
+    from hybrid_imagenet.cluster.gpus import load_cusolver
 
     load_cusolver()
 hvd.init()

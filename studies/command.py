@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 
 from hybrid_imagenet import config as configuration
 from hybrid_imagenet.benchmarks import scaling
+from hybrid_imagenet.commands import command_line
 from hybrid_imagenet.data import datasets
 from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_OK, UserError, did_you_mean
 from hybrid_imagenet.options import parse_arguments
-from hybrid_imagenet.tools import command_line
 from studies import cost, jobs, plot, running, tables, trial_runs, tuning
 from studies.base import Arm, Study
 from studies.batch_norm import BATCH_NORM

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from hybrid_imagenet import config as configuration
+from hybrid_imagenet.commands import command_line
 from hybrid_imagenet.config import RunConfig, derived
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 from hybrid_imagenet.schedules import mlperf
-from hybrid_imagenet.tools import command_line
 from hybrid_imagenet.training import relative_step_advice
 
 TOP1_BY_STEP_FRACTION = (

@@ -42,10 +42,10 @@ import numpy as np
 import numpy.typing as npt
 
 from hybrid_imagenet import files
+from hybrid_imagenet.commands import command_line
 from hybrid_imagenet.data import listing
 from hybrid_imagenet.data.sources.idx import FASHION_MNIST, IdxSource
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.tools import command_line
 
 GARMENTS = len(FASHION_MNIST)
 CLASSES = GARMENTS * GARMENTS

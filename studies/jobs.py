@@ -9,7 +9,7 @@ import queue
 import threading
 from collections.abc import Collection, Generator, Mapping, Sequence
 
-from hybrid_imagenet.comm import gpus
+from hybrid_imagenet.cluster import gpus
 from studies import running
 from studies.running import Place
 from studies.trial_runs import Cell, Result

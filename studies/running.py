@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 from hybrid_imagenet import files
-from hybrid_imagenet.comm.environment import openmpi_prefix
+from hybrid_imagenet.cluster.environment import openmpi_prefix
 from hybrid_imagenet.errors import EXIT_PREEMPTED, UserError, without_secrets
 from studies import trial_runs
 from studies.trial_runs import Cell

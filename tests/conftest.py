@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from hybrid_imagenet.comm.environment import choose_onednn
+from hybrid_imagenet.cluster.environment import choose_onednn
 from hybrid_imagenet.comm.process import ENGINE_VARIABLE
 from hybrid_imagenet.resilience.stop_signals import REQUESTS, SIGNALS
 from hybrid_imagenet.training.preflight import CHECKED_VARIABLE

@@ -16,15 +16,15 @@ from PIL import Image
 
 import hybrid_imagenet as hi
 from hybrid_imagenet import __main__, config
-from hybrid_imagenet.comm import gpus
+from hybrid_imagenet.cluster import gpus
+from hybrid_imagenet.commands import evaluate, export, predict, run, runs
+from hybrid_imagenet.commands.data import data_command as data
+from hybrid_imagenet.commands.doctor import doctor_command as doctor
+from hybrid_imagenet.commands.report import report_command as report
 from hybrid_imagenet.config import derived
 from hybrid_imagenet.config import help as flag_help
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.planner import planner_flags as plan
-from hybrid_imagenet.tools import evaluate, export, predict, run, runs
-from hybrid_imagenet.tools.data import data_command as data
-from hybrid_imagenet.tools.doctor import doctor_command as doctor
-from hybrid_imagenet.tools.report import report_command as report
 from tests.ranks import environment
 from tests.support.pages import anchors
 

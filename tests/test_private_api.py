@@ -91,7 +91,7 @@ def test_private_names_of_others_are_used_in_one_module_only():
     used, _ = private_names(modules.pop("private_api.py"))
     assert {"_flatten_layers", "_seed", "_tensors"} <= used
     # It uses private names of argparse.
-    modules.pop("tools/command_line.py")
+    modules.pop("commands/command_line.py")
     names = {module: private_names(tree) for module, tree in modules.items()}
     defined = set().union(*(module_defines for _, module_defines in names.values()))
     assert {

@@ -120,7 +120,7 @@ def test_is_terminal_output_without_a_launcher_follows_the_stream(monkeypatch):
 def test_train_command_records_its_start(monkeypatch):
     # A single process has no launcher that would record the start.
     monkeypatch.delenv(startup.COMMAND_START_VARIABLE, raising=False)
-    monkeypatch.setattr("hybrid_imagenet.comm.environment.restart_with_huge_pages", lambda: None)
+    monkeypatch.setattr("hybrid_imagenet.cluster.environment.restart_with_huge_pages", lambda: None)
     monkeypatch.setattr(sys, "argv", ["hybrid-imagenet", "train"])
     for changes_signals in ("install", "ignore"):
         monkeypatch.setattr(

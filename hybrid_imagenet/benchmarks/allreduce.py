@@ -26,9 +26,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from hybrid_imagenet import comm
 from hybrid_imagenet.comm.settings import ALGORITHMS, ENGINES, WIRE_DTYPES
+from hybrid_imagenet.commands import command_line
+from hybrid_imagenet.commands.command_line import parse_names
 from hybrid_imagenet.errors import UserError, import_optional, pluralize
-from hybrid_imagenet.tools import command_line
-from hybrid_imagenet.tools.command_line import parse_names
 
 if typing.TYPE_CHECKING:
     from hybrid_imagenet.comm.communicator import Communicator

@@ -28,11 +28,11 @@ from hybrid_imagenet import config as configuration
 from hybrid_imagenet import files
 from hybrid_imagenet.analysis import published
 from hybrid_imagenet.benchmarks import scaling
+from hybrid_imagenet.commands import command_line
+from hybrid_imagenet.commands.doctor import doctor_command as doctor
+from hybrid_imagenet.commands.doctor.diagnosis import PASS
+from hybrid_imagenet.commands.doctor.host_facts import parse_hosts
 from hybrid_imagenet.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError, without_secrets
-from hybrid_imagenet.tools import command_line
-from hybrid_imagenet.tools.doctor import doctor_command as doctor
-from hybrid_imagenet.tools.doctor.diagnosis import PASS
-from hybrid_imagenet.tools.doctor.host_facts import parse_hosts
 
 _EPILOG = """\
 Examples:

@@ -18,13 +18,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from hybrid_imagenet.benchmarks import photographs
-from hybrid_imagenet.comm.quiet import import_tensorflow
+from hybrid_imagenet.cluster.quiet import import_tensorflow
+from hybrid_imagenet.commands import command_line
+from hybrid_imagenet.commands.command_line import positive_int
 from hybrid_imagenet.data import datasets
 from hybrid_imagenet.data.augmentations import AUGMENTATIONS
 from hybrid_imagenet.data.sources.source import Source
 from hybrid_imagenet.errors import EXIT_OK, UserError, without_secrets
-from hybrid_imagenet.tools import command_line
-from hybrid_imagenet.tools.command_line import positive_int
 
 _EPILOG = """\
 Examples:

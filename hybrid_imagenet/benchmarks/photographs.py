@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from hybrid_imagenet import files
+from hybrid_imagenet.commands.data import prepare
 from hybrid_imagenet.data import datasets, images
 from hybrid_imagenet.data.sources import tfrecord
 from hybrid_imagenet.errors import import_optional
-from hybrid_imagenet.tools.data import prepare
 
 _CACHE_NAME = "benchmark-photographs-1"
 _NUM_TRAINING_IMAGES = 1000

@@ -23,8 +23,8 @@ import time
 import typing
 from collections.abc import Callable, Sequence
 
+from hybrid_imagenet.commands import command_line
 from hybrid_imagenet.errors import SharedError, UserError, pluralize
-from hybrid_imagenet.tools import command_line
 
 if typing.TYPE_CHECKING:
     from hybrid_imagenet.comm.communicator import Communicator

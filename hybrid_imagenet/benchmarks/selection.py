@@ -6,10 +6,10 @@ import importlib
 import sys
 from collections.abc import Mapping, Sequence
 
+from hybrid_imagenet.commands import command_line
 from hybrid_imagenet.config.help import filled
 from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, did_you_mean, printable
 from hybrid_imagenet.options import SPELLING
-from hybrid_imagenet.tools import command_line
 
 
 def run_selected(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from hybrid_imagenet.callbacks.broadcast import broadcast_model
+from hybrid_imagenet.callbacks.layer_losses import reject_losses_of_several_values
 from hybrid_imagenet.callbacks.training_callback import TrainingCallback
 from hybrid_imagenet.errors import SharedError
-from hybrid_imagenet.library.broadcast import broadcast_model
-from hybrid_imagenet.library.layer_losses import reject_losses_of_several_values
 from hybrid_imagenet.order.same_order import check_same_order
 
 

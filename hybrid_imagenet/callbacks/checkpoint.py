@@ -15,12 +15,20 @@ import tensorflow as tf
 
 from hybrid_imagenet import files, private_api
 from hybrid_imagenet.callbacks import callback_state, epoch_data, rank_values
+from hybrid_imagenet.callbacks.broadcast import (
+    broadcast_model,
+    build,
+    require_weights,
+    set_hyperparameters,
+    variable_indices,
+)
 from hybrid_imagenet.callbacks.save_checkpoints import SaveCheckpoints
 from hybrid_imagenet.callbacks.training_callback import print_to_stderr
 from hybrid_imagenet.checkpoints.archive import CheckpointArchive
 from hybrid_imagenet.checkpoints.run_state import RunState, array_name, restore_arrays
 from hybrid_imagenet.checkpoints.store import CheckpointStore
-from hybrid_imagenet.comm import Communicator, job_lines
+from hybrid_imagenet.cluster import job_lines
+from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.comm.request_sum import RequestSum
 from hybrid_imagenet.errors import (
     EXIT_PREEMPTED,
@@ -29,16 +37,8 @@ from hybrid_imagenet.errors import (
     UserError,
     pluralize,
 )
-from hybrid_imagenet.library import compiled_model
-from hybrid_imagenet.library.broadcast import (
-    broadcast_model,
-    build,
-    require_weights,
-    set_hyperparameters,
-    variable_indices,
-)
 from hybrid_imagenet.models import random_state
-from hybrid_imagenet.optimizers import restored_loss_scale
+from hybrid_imagenet.optimizers import compiled_model, restored_loss_scale
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.optimizers.grouped import hyperparameters_of
 from hybrid_imagenet.optimizers.layer_scaled import LayerScaledOptimizer

@@ -15,7 +15,7 @@ from hybrid_imagenet.callbacks.training_callback import TrainingCallback, print_
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.comm.agreement import check_agreement, digest
 from hybrid_imagenet.errors import EXIT_NUMERICS, NumericsError, SharedError
-from hybrid_imagenet.library import compiled_model
+from hybrid_imagenet.optimizers import compiled_model
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.optimizers.grouped import GroupedOptimizer
 from hybrid_imagenet.optimizers.loss_scale import many_skipped_steps

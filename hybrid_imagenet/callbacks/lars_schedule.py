@@ -9,8 +9,8 @@ from hybrid_imagenet.callbacks.step_schedule import (
     is_bounded_warmup,
     scales_layers,
 )
-from hybrid_imagenet.library import compiled_model
-from hybrid_imagenet.library.trust_coefficient import set_trust_coefficient
+from hybrid_imagenet.optimizers import compiled_model
+from hybrid_imagenet.optimizers.trust_coefficient import set_trust_coefficient
 
 
 class LARSSchedule(StepSchedule):

@@ -12,8 +12,8 @@ from hybrid_imagenet.callbacks.batch_norm_statistics import BatchNormStatistics
 from hybrid_imagenet.callbacks.training_callback import TrainingCallback
 from hybrid_imagenet.comm import process
 from hybrid_imagenet.comm.agreement import check_agreement
-from hybrid_imagenet.library import compiled_model
 from hybrid_imagenet.models import normalization
+from hybrid_imagenet.optimizers import compiled_model
 
 # A model of your own may begin with a normalization of raw features, whose variances need float64.
 _FIT_DTYPE = tf.float64

@@ -10,8 +10,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from hybrid_imagenet.callbacks import metric_sums
 from hybrid_imagenet.comm import process
-from hybrid_imagenet.library import metric_sums
 from hybrid_imagenet.order.same_order import check_same_order
 
 _log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from hybrid_imagenet.callbacks.training_callback import TrainingCallback
 from hybrid_imagenet.comm import process
-from hybrid_imagenet.library import compiled_model
+from hybrid_imagenet.optimizers import compiled_model
 from hybrid_imagenet.runlog.jsonl import MetricsWriter
 
 

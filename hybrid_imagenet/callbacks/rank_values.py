@@ -12,8 +12,8 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from hybrid_imagenet import private_api
+from hybrid_imagenet.callbacks import metric_sums
 from hybrid_imagenet.comm import Communicator
-from hybrid_imagenet.library import metric_sums
 from hybrid_imagenet.models import random_state
 
 Array = npt.NDArray[Any]

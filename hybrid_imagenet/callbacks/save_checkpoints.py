@@ -14,7 +14,7 @@ import numpy as np
 from hybrid_imagenet.callbacks import callback_state
 from hybrid_imagenet.callbacks.training_callback import TrainingCallback, prepare_to_save
 from hybrid_imagenet.checkpoints.store import CheckpointStore
-from hybrid_imagenet.comm import job_lines
+from hybrid_imagenet.cluster import job_lines
 from hybrid_imagenet.schedules.run_length import is_due
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from hybrid_imagenet.callbacks.broadcast import set_hyperparameters
 from hybrid_imagenet.callbacks.training_callback import TrainingCallback
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.library.broadcast import set_hyperparameters
 from hybrid_imagenet.optimizers.grouped import GroupedOptimizer
 from hybrid_imagenet.training_run import StepSpan
 

@@ -12,7 +12,7 @@ from hybrid_imagenet.callbacks.batch_norm_statistics import Pairs
 from hybrid_imagenet.callbacks.training_callback import TrainingCallback
 from hybrid_imagenet.checkpoints.run_state import array_name
 from hybrid_imagenet.errors import SharedError
-from hybrid_imagenet.library import compiled_model
+from hybrid_imagenet.optimizers import compiled_model
 from hybrid_imagenet.optimizers.average import WeightAverage
 
 

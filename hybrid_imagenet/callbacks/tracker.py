@@ -10,7 +10,7 @@ from hybrid_imagenet import files
 from hybrid_imagenet.callbacks.training_callback import TrainingCallback
 from hybrid_imagenet.comm import process
 from hybrid_imagenet.errors import UserError, did_you_mean
-from hybrid_imagenet.library import compiled_model
+from hybrid_imagenet.optimizers import compiled_model
 from hybrid_imagenet.runlog import trackers
 
 

@@ -19,9 +19,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from hybrid_imagenet.callbacks import synchronized_batch_norm
 from hybrid_imagenet.comm import process
 from hybrid_imagenet.comm.request_sum import RequestSum
-from hybrid_imagenet.library import compiled_model, synchronized_batch_norm
+from hybrid_imagenet.optimizers import compiled_model
 from hybrid_imagenet.optimizers.accumulation import MicroBatchCounter, MicroBatchUse
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.resilience.step_requests import NUM_REQUESTS

@@ -12,12 +12,12 @@ from typing import Any, ClassVar
 import numpy as np
 import tensorflow as tf
 
-from hybrid_imagenet.comm import gpus
+from hybrid_imagenet.cluster import gpus
+from hybrid_imagenet.cluster.environment import Placement
+from hybrid_imagenet.cluster.hosts import unique_host_names
 from hybrid_imagenet.comm.algorithms import AlgorithmSelector, RankContext
 from hybrid_imagenet.comm.collectives import Collectives
 from hybrid_imagenet.comm.communicator import Communicator, GradientExchange
-from hybrid_imagenet.comm.environment import Placement
-from hybrid_imagenet.comm.hosts import unique_host_names
 from hybrid_imagenet.comm.settings import CommunicationSettings
 from hybrid_imagenet.errors import UserError
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from hybrid_imagenet.comm import hosts
+from hybrid_imagenet.cluster import hosts
+from hybrid_imagenet.cluster.environment import placement
 from hybrid_imagenet.comm.collectives import Collectives
 from hybrid_imagenet.comm.connected import ConnectedRanks
-from hybrid_imagenet.comm.environment import placement
 from hybrid_imagenet.comm.settings import ALGORITHMS, CommunicationSettings
 
 _NATIVE_MESSAGE = "Horovod's own torus over NCCL, with one row per host"

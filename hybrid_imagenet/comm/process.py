@@ -29,21 +29,16 @@ from pathlib import Path
 from types import TracebackType
 
 from hybrid_imagenet import private_api
-from hybrid_imagenet.comm import (
-    job_lines,
-    keras_settings,
-    lost_rank,
-    out_of_memory,
-    rank_failure,
-)
-from hybrid_imagenet.comm.communicator import Communicator
-from hybrid_imagenet.comm.environment import (
+from hybrid_imagenet.cluster import job_lines, keras_settings, out_of_memory, rank_failure
+from hybrid_imagenet.cluster.environment import (
     RANK_VARIABLE,
     Placement,
     configure_environment,
     configure_tensorflow,
     placement,
 )
+from hybrid_imagenet.comm import lost_rank
+from hybrid_imagenet.comm.communicator import Communicator
 from hybrid_imagenet.comm.settings import ENGINES, CommunicationSettings
 from hybrid_imagenet.comm.single_process import SingleProcess
 from hybrid_imagenet.comm.torus import parse_grid

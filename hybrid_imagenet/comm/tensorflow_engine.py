@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from hybrid_imagenet import private_api
-from hybrid_imagenet.comm import hosts, launcher_variables
+from hybrid_imagenet.cluster import hosts, launcher_variables
+from hybrid_imagenet.cluster.environment import RANK_VARIABLE, Placement, placement
 from hybrid_imagenet.comm.collectives import Collectives
 from hybrid_imagenet.comm.connected import ConnectedRanks
-from hybrid_imagenet.comm.environment import RANK_VARIABLE, Placement, placement
 from hybrid_imagenet.comm.settings import CommunicationSettings
 from hybrid_imagenet.errors import RankTimeoutError, UserError, pluralize
 

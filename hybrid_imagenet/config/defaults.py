@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from hybrid_imagenet import files
-from hybrid_imagenet.comm import gpus
+from hybrid_imagenet.cluster import gpus
 from hybrid_imagenet.comm.settings import CommunicationFlags
 from hybrid_imagenet.config import derived
 from hybrid_imagenet.config.flags import GPU_BATCH, OptimizationFlags, RunFlags

@@ -23,7 +23,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from hybrid_imagenet.comm.environment import placement
+from hybrid_imagenet.cluster.environment import placement
 from hybrid_imagenet.config import stored
 from hybrid_imagenet.config.flags import CHOICES, COMMON, OPTIONS, default_values
 from hybrid_imagenet.errors import UserError

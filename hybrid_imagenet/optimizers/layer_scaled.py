@@ -32,7 +32,7 @@ class LayerScaledOptimizer(GroupedOptimizer):
     """Base of the optimizers in which LARS scales the learning rate of each layer.
 
     No single trust coefficient suits every batch and learning rate: MLPerf's runs use 0.001, but
-    with learning rates of 7 and more. If none is passed, `library.trust_coefficient` computes one
+    with learning rates of 7 and more. If none is passed, `trust_coefficient.py` computes one
     when `fit` begins. With it LARS moves a layer as far in a step as in MLPerf's tuned runs at the
     global batch (`schedules.mlperf.tuned_step`). From then on the value is part of the
     configuration, as if it had been passed.

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from hybrid_imagenet.analysis import published
+from hybrid_imagenet.commands import command_line
 from hybrid_imagenet.config.help import entries, filled, width
 from hybrid_imagenet.errors import pluralize
 from hybrid_imagenet.options import SPELLING
@@ -25,7 +26,6 @@ from hybrid_imagenet.planner.prediction import (
     recommend,
 )
 from hybrid_imagenet.runlog.summary import format_duration
-from hybrid_imagenet.tools import command_line
 
 _DESCRIPTION = (
     "Predicts step time, scaling efficiency and training time on a cluster, and recommends how to"

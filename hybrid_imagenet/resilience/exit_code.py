@@ -2,7 +2,7 @@
 
 mpirun and horovodrun pass exit codes on in a few cases only, but they carry what ranks print over
 any network. So a rank writes its exit code to standard error, in a line that begins with the secret
-word of the job (`comm.job_lines`). The supervisor removes these lines from what the user sees.
+word of the job (`cluster.job_lines`). The supervisor removes these lines from what the user sees.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 import threading
 from typing import NamedTuple
 
-from hybrid_imagenet.comm.job_lines import JOB_VARIABLE, UNSAVED, notify_exit
+from hybrid_imagenet.cluster.job_lines import JOB_VARIABLE, UNSAVED, notify_exit
 from hybrid_imagenet.errors import EXIT_STALLED
 
 __all__ = ["JOB_VARIABLE", "RankExit", "end_process", "exit_stalled", "notify_exit", "parse_exit"]

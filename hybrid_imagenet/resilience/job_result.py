@@ -13,7 +13,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from hybrid_imagenet.comm import job_lines
+from hybrid_imagenet.cluster import job_lines
 from hybrid_imagenet.errors import (
     EXIT_FAILURE,
     EXIT_NUMERICS,

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 
-from hybrid_imagenet.comm.environment import RANK_VARIABLE, placement
+from hybrid_imagenet.cluster.environment import RANK_VARIABLE, placement
 from hybrid_imagenet.errors import EXIT_FAILURE, UserError
 from hybrid_imagenet.resilience import processes
 

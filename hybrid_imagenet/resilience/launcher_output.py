@@ -11,7 +11,8 @@ import re
 import signal
 from typing import NamedTuple
 
-from hybrid_imagenet.comm import lost_rank, out_of_memory
+from hybrid_imagenet.cluster import out_of_memory
+from hybrid_imagenet.comm import lost_rank
 from hybrid_imagenet.errors import printable
 from hybrid_imagenet.resilience import mpi_startup_errors
 

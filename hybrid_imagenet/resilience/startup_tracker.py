@@ -15,7 +15,7 @@ import socket
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hybrid_imagenet.comm import job_lines
+from hybrid_imagenet.cluster import job_lines
 from hybrid_imagenet.errors import pluralize, printable
 from hybrid_imagenet.resilience.stacks import main_stack
 

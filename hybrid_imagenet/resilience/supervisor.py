@@ -38,7 +38,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO
 
-from hybrid_imagenet.comm import job_lines
+from hybrid_imagenet.cluster import job_lines
 from hybrid_imagenet.errors import (
     EXIT_FAILURE,
     EXIT_INTERRUPTED,

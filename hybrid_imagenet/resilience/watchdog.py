@@ -28,8 +28,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
+from hybrid_imagenet.cluster.hosts import interfaces
 from hybrid_imagenet.comm.communicator import Communicator
-from hybrid_imagenet.comm.hosts import interfaces
 from hybrid_imagenet.errors import EXIT_USAGE
 from hybrid_imagenet.resilience import startup_tracker
 from hybrid_imagenet.resilience.exit_code import end_process, exit_stalled

@@ -9,7 +9,7 @@ import subprocess
 
 import tensorflow as tf
 
-from hybrid_imagenet.comm import gpus
+from hybrid_imagenet.cluster import gpus
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.xla import has_gpu
 

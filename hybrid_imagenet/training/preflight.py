@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from hybrid_imagenet.checkpoints import store
-from hybrid_imagenet.comm import keras_settings
-from hybrid_imagenet.comm.environment import placement
+from hybrid_imagenet.cluster import keras_settings
+from hybrid_imagenet.cluster.environment import placement
 from hybrid_imagenet.config import RunConfig, defaults, derived, stored
 from hybrid_imagenet.config.flag_checks import check_classes, check_data, find_network_module
 from hybrid_imagenet.config.flags import DataFlags

@@ -18,7 +18,7 @@ from hybrid_imagenet import __version__, files
 from hybrid_imagenet.checkpoints.archive import CheckpointArchive
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.checkpoints.store import CheckpointStore
-from hybrid_imagenet.comm import job_lines
+from hybrid_imagenet.cluster import job_lines
 from hybrid_imagenet.config import Origin, RunConfig, derived, stored
 from hybrid_imagenet.errors import UserError, without_secrets
 from hybrid_imagenet.models import keras_families

@@ -13,7 +13,8 @@ import tensorflow as tf
 from hybrid_imagenet.callbacks import callback_state
 from hybrid_imagenet.callbacks.divergence_guard import DivergedError
 from hybrid_imagenet.callbacks.training_callback import CallbackSequence
-from hybrid_imagenet.comm import lost_rank, out_of_memory
+from hybrid_imagenet.cluster import out_of_memory
+from hybrid_imagenet.comm import lost_rank
 from hybrid_imagenet.comm.request_sum import RequestSum
 from hybrid_imagenet.config import derived
 from hybrid_imagenet.errors import UserError

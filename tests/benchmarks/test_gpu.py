@@ -6,9 +6,9 @@ import pytest
 
 from hybrid_imagenet.analysis import published
 from hybrid_imagenet.benchmarks import gpu
+from hybrid_imagenet.commands.doctor import probe
+from hybrid_imagenet.commands.doctor.diagnosis import FAIL, PASS, WARN, Finding
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.tools.doctor import probe
-from hybrid_imagenet.tools.doctor.diagnosis import FAIL, PASS, WARN, Finding
 
 A100 = dict(
     zip(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import hybrid_imagenet as hi
-from hybrid_imagenet.library import compiled_model
+from hybrid_imagenet.optimizers import compiled_model
 from tests.library import models
 
 

@@ -13,9 +13,10 @@ from unittest import mock
 import numpy as np
 
 from hybrid_imagenet import comm
-from hybrid_imagenet.comm import CommunicationSettings, hosts, process, torus
+from hybrid_imagenet.cluster import hosts
+from hybrid_imagenet.cluster.environment import placement
+from hybrid_imagenet.comm import CommunicationSettings, process, torus
 from hybrid_imagenet.comm.communicator import Communicator, GradientExchange
-from hybrid_imagenet.comm.environment import placement
 from hybrid_imagenet.errors import UserError
 from tests.support.gradients import means
 

@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from hybrid_imagenet.comm import environment
+from hybrid_imagenet.cluster import environment
 
 environment.HUGE_PAGES = Path(sys.argv[1])
 before = os.getpid()

@@ -9,8 +9,9 @@ import types
 import pytest
 import tensorflow as tf
 
-from hybrid_imagenet.comm import SingleProcess, job_lines, process
-from hybrid_imagenet.comm.environment import Placement
+from hybrid_imagenet.cluster import job_lines
+from hybrid_imagenet.cluster.environment import Placement
+from hybrid_imagenet.comm import SingleProcess, process
 from tests import ranks
 from tests.comm import programs
 

@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 
-from hybrid_imagenet.comm.environment import Placement
+from hybrid_imagenet.cluster.environment import Placement
 from hybrid_imagenet.comm.settings import CommunicationSettings
 
 engine = pytest.importorskip("hybrid_imagenet.comm.horovod_engine")

@@ -5,8 +5,8 @@ import tensorflow as tf
 
 from hybrid_imagenet import train
 from hybrid_imagenet.comm import lost_rank
+from hybrid_imagenet.commands import command_line
 from hybrid_imagenet.errors import EXIT_STALLED
-from hybrid_imagenet.tools import command_line
 from tests.support import in_process
 
 HorovodInternalError = pytest.importorskip("horovod.common.exceptions").HorovodInternalError

@@ -8,8 +8,9 @@ import time
 
 import pytest
 
-from hybrid_imagenet.comm import hosts, tensorflow_engine
-from hybrid_imagenet.comm.environment import Placement
+from hybrid_imagenet.cluster import hosts
+from hybrid_imagenet.cluster.environment import Placement
+from hybrid_imagenet.comm import tensorflow_engine
 from hybrid_imagenet.comm.settings import CommunicationSettings
 from hybrid_imagenet.errors import EXIT_STALLED, UserError
 from tests.ranks import ROOT, environment

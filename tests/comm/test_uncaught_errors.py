@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from hybrid_imagenet.comm import rank_failure
-from hybrid_imagenet.comm.job_lines import JOB_VARIABLE
+from hybrid_imagenet.cluster import rank_failure
+from hybrid_imagenet.cluster.job_lines import JOB_VARIABLE
 from hybrid_imagenet.errors import UserError
 
 WORD = "0123456789abcdef" * 2
@@ -16,7 +16,8 @@ WORD = "0123456789abcdef" * 2
 PROGRAM = """\
 import atexit, sys
 from hybrid_imagenet import errors
-from hybrid_imagenet.comm import environment, process
+from hybrid_imagenet.cluster import environment
+from hybrid_imagenet.comm import process
 
 process._state.place = environment.Placement(rank=0, size={size})
 atexit.register(print, "exit handlers ran")

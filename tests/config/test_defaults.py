@@ -8,7 +8,7 @@ import json
 import pytest
 
 from hybrid_imagenet import config, main
-from hybrid_imagenet.comm import gpus
+from hybrid_imagenet.cluster import gpus
 from hybrid_imagenet.config import Origin, defaults, stored
 from hybrid_imagenet.training import preflight
 

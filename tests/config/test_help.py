@@ -5,11 +5,11 @@ import shlex
 import pytest
 
 from hybrid_imagenet import config, main
+from hybrid_imagenet.commands import run
 from hybrid_imagenet.config import help as flag_help
 from hybrid_imagenet.config.flags import CHOICES
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.options import SPELLING
-from hybrid_imagenet.tools import run
 
 
 def flag_names_in(text):

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
+from hybrid_imagenet.commands.data import data_command
 from hybrid_imagenet.data import datasets, images, pipeline
-from hybrid_imagenet.tools.data import data_command
 from tests.data import support
 from tests.data.test_sources import cache  # noqa: F401
 

@@ -12,13 +12,13 @@ import threading
 import numpy as np
 import pytest
 
+from hybrid_imagenet.commands.data import prepare
 from hybrid_imagenet.data import datasets, pipeline, remote
 from hybrid_imagenet.data.sources import webdataset
 from hybrid_imagenet.data.sources.source import BadRecord, write_index
 from hybrid_imagenet.errors import EXIT_STALLED, UserError
 from hybrid_imagenet.order.sampling import Cursor
 from hybrid_imagenet.order.shard_order import ShardOrder
-from hybrid_imagenet.tools.data import prepare
 from tests.data import programs, support, test_webdataset
 from tests.data.http_server import Server
 from tests.data.test_sources import cache  # noqa: F401

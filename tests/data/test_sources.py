@@ -16,12 +16,12 @@ import tensorflow as tf
 from PIL import Image
 
 from hybrid_imagenet import data
+from hybrid_imagenet.commands.data import prepare
 from hybrid_imagenet.data import datasets, pipeline
 from hybrid_imagenet.data.bad_records import BadRecords, ExampleReader
 from hybrid_imagenet.data.sources import digits, tfrecord
 from hybrid_imagenet.data.sources.source import BadRecord, load_index, load_or_build_index
 from hybrid_imagenet.errors import StorageError, UserError
-from hybrid_imagenet.tools.data import prepare
 from tests.data import support
 from tests.support.processes import python
 

@@ -12,7 +12,7 @@ from tests.support import processes, program
 
 SAVING_SCRIPT = """
 import pathlib, signal, sys, time
-from hybrid_imagenet.comm import job_lines
+from hybrid_imagenet.cluster import job_lines
 
 folder = pathlib.Path(sys.argv[1])
 

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import hybrid_imagenet as hi
-from hybrid_imagenet.library import synchronized_batch_norm
+from hybrid_imagenet.callbacks import synchronized_batch_norm
 from tests.comm.programs import message
 from tests.library.programs import ranks
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import hybrid_imagenet as hi
-from hybrid_imagenet.library import distributed_evaluation, metric_sums
+from hybrid_imagenet.callbacks import distributed_evaluation, metric_sums
 from tests.library import evaluated, models
 
 

@@ -13,7 +13,7 @@ from unittest import mock
 import keras
 import pytest
 
-from hybrid_imagenet.tools.run import split_command
+from hybrid_imagenet.commands.run import split_command
 from tests.library import programs
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import hybrid_imagenet as hi
-from hybrid_imagenet.library import layer_constants
+from hybrid_imagenet.callbacks import layer_constants
 
 
 class Masked(keras.layers.Layer):

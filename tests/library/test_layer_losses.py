@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import hybrid_imagenet as hi
+from hybrid_imagenet.callbacks.layer_losses import reject_losses_of_several_values
 from hybrid_imagenet.errors import SharedError
-from hybrid_imagenet.library.layer_losses import reject_losses_of_several_values
 
 
 class AddLoss(keras.layers.Layer):

@@ -45,10 +45,11 @@ def test_saved_model_with_each_optimizer_loads_in_a_new_process(tmp_path):
         model.save(tmp_path / f"{name}.keras")
         expected[name] = [saving.weights(model), saving.state(model)]
     code = (
-        "import sys, json, pathlib, keras, hybrid_imagenet.library\nvalues = lambda variables:"
-        " [v.numpy().astype(float).ravel().tolist() for v in variables]\nmodels = {p.stem:"
-        f" keras.models.load_model(p) for p in pathlib.Path({str(tmp_path)!r}).iterdir()}}\nassert"
-        " 'horovod' not in sys.modules\nprint(json.dumps({n: [values(m.weights),"
+        "import sys, json, pathlib, keras, hybrid_imagenet.checkpoints.keras_file\n"
+        "values = lambda variables: [v.numpy().astype(float).ravel().tolist() for v in variables]\n"
+        f"models = {{p.stem: keras.models.load_model(p) for p in"
+        f" pathlib.Path({str(tmp_path)!r}).iterdir()}}\n"
+        "assert 'horovod' not in sys.modules\nprint(json.dumps({n: [values(m.weights),"
         " values(m.optimizer.variables)] for n, m in models.items()}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import hybrid_imagenet as hi
+from hybrid_imagenet.callbacks import synchronized_batch_norm
 from hybrid_imagenet.comm import process
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.library import synchronized_batch_norm
 from tests.library import synchronized
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import hybrid_imagenet as hi
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.library import trust_coefficient
+from hybrid_imagenet.optimizers import trust_coefficient
 from tests.library import models
 
 EXAMPLES = 16

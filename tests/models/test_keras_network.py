@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from hybrid_imagenet.checkpoints import archive
+from hybrid_imagenet.commands import evaluate
 from hybrid_imagenet.data import device
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.models import factory, keras_families, keras_network
-from hybrid_imagenet.tools import evaluate
 from tests.support import in_process, program
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 3)).astype(np.uint8)

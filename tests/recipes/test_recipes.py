@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks.optimizer import resnet50_shapes
 from hybrid_imagenet import config, optimizers, print_config, recipes
+from hybrid_imagenet.cluster import gpus as visible_gpus
 from hybrid_imagenet.comm import fusion
-from hybrid_imagenet.comm import gpus as visible_gpus
 from hybrid_imagenet.comm.settings import WIRE_DTYPES
 from hybrid_imagenet.config import derived
 from hybrid_imagenet.schedules import run_length

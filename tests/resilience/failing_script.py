@@ -12,7 +12,7 @@ import pathlib
 import sys
 import time
 
-from hybrid_imagenet.comm import job_lines
+from hybrid_imagenet.cluster import job_lines
 
 manner, rank, folder = sys.argv[1:]
 (pathlib.Path(folder) / str(os.getpid())).touch()

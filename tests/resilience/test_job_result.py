@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from hybrid_imagenet.comm.job_lines import ProgramEnd, RankFailure
+from hybrid_imagenet.cluster.job_lines import ProgramEnd, RankFailure
 from hybrid_imagenet.resilience.exit_code import RankExit
 from hybrid_imagenet.resilience.job_result import JobResult
 from hybrid_imagenet.resilience.launcher_output import ExitedRank, KilledRank, LauncherOutput

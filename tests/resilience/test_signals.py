@@ -74,7 +74,7 @@ def run_train_process(preparation):
     code = f"""
 import os, signal, time
 from hybrid_imagenet import __main__ as program
-from hybrid_imagenet.comm import environment
+from hybrid_imagenet.cluster import environment
 
 class Late:
     def __del__(self, kill=os.kill, process=os.getpid(), number=signal.SIGTERM):

@@ -7,10 +7,10 @@ import sys
 import numpy as np
 import pytest
 
+from hybrid_imagenet.commands import command_line
 from hybrid_imagenet.data import datasets
 from hybrid_imagenet.data.sources.idx import FASHION_MNIST
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.tools import command_line
 from studies import garment_pairs
 from studies.garment_pairs import GARMENT_SIDE, SIDE
 

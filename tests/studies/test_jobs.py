@@ -4,7 +4,7 @@ import json
 import os
 import sys
 
-from hybrid_imagenet.comm import gpus
+from hybrid_imagenet.cluster import gpus
 from studies import jobs, running, trial_runs
 from studies.running import Place
 

@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 
-from hybrid_imagenet.comm import environment
+from hybrid_imagenet.cluster import environment
 from tests.support import in_process, processes
 
 # How long to wait before looking for the next task again. The pause grows, because often many ranks

@@ -5,7 +5,7 @@ from unittest import mock
 import pytest
 
 from hybrid_imagenet import config, train, xla
-from hybrid_imagenet.comm import gpus
+from hybrid_imagenet.cluster import gpus
 from hybrid_imagenet.config import Origin, derived
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.resilience import step_requests

@@ -7,7 +7,7 @@ import pytest
 
 from hybrid_imagenet import config
 from hybrid_imagenet.checkpoints import archive
-from hybrid_imagenet.comm.environment import Placement
+from hybrid_imagenet.cluster.environment import Placement
 from hybrid_imagenet.config import derived, stored
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.training import preflight
@@ -256,12 +256,12 @@ def test_commands_reject_wrong_files_without_loading_tensorflow(here, monkeypatc
     codes, loaded, errors = fresh.run(
         ("hybrid_imagenet.main", wrong),
         ("hybrid_imagenet.main", [*wrong, "--check_only"]),
-        ("hybrid_imagenet.tools.run", ["-np", "2", "--", *wrong]),
-        ("hybrid_imagenet.tools.predict", [run, notes]),
-        ("hybrid_imagenet.tools.evaluate", [run, "--dataset=digts"]),
-        ("hybrid_imagenet.tools.evaluate", [notes, "--dataset=digits"]),
-        ("hybrid_imagenet.tools.export", [run, f"--to={here}/x.onx"]),
-        ("hybrid_imagenet.tools.export", [notes, f"--to={here}/x.onnx"]),
+        ("hybrid_imagenet.commands.run", ["-np", "2", "--", *wrong]),
+        ("hybrid_imagenet.commands.predict", [run, notes]),
+        ("hybrid_imagenet.commands.evaluate", [run, "--dataset=digts"]),
+        ("hybrid_imagenet.commands.evaluate", [notes, "--dataset=digits"]),
+        ("hybrid_imagenet.commands.export", [run, f"--to={here}/x.onx"]),
+        ("hybrid_imagenet.commands.export", [notes, f"--to={here}/x.onnx"]),
     )
     assert codes == [2] * 8
     assert not loaded & fresh.FRAMEWORKS

@@ -8,8 +8,8 @@ import signal
 import numpy as np
 import pytest
 
-from hybrid_imagenet.tools import evaluate
-from hybrid_imagenet.tools.report import classes, load
+from hybrid_imagenet.commands import evaluate
+from hybrid_imagenet.commands.report import classes, load
 from tests.runlog.test_tensorboard import events
 from tests.support import program
 from tests.training import programs

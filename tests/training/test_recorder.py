@@ -14,11 +14,11 @@ import pytest
 from hybrid_imagenet import config
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.checkpoints.store import CheckpointStore
+from hybrid_imagenet.commands import evaluate
+from hybrid_imagenet.commands.report import load
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.order.sampling import Cursor
 from hybrid_imagenet.runlog import state
-from hybrid_imagenet.tools import evaluate
-from hybrid_imagenet.tools.report import load
 from hybrid_imagenet.training.recorder import Recording, closing_lines
 
 FACTS = {"train_images": 100, "validation_images": 10, "world_size": 1, "precision": "float32"}

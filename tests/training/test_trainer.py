@@ -9,10 +9,11 @@ import tensorflow as tf
 
 from hybrid_imagenet import config, files, startup, train
 from hybrid_imagenet.callbacks.divergence_guard import DivergedError
-from hybrid_imagenet.comm import SingleProcess, gpus
+from hybrid_imagenet.cluster import gpus
+from hybrid_imagenet.comm import SingleProcess
+from hybrid_imagenet.commands.report import load
 from hybrid_imagenet.config import Origin
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.tools.report import load
 from hybrid_imagenet.training import trainer as trainer_module
 from tests.support import in_process, program
 

@@ -13,8 +13,8 @@ from hybrid_imagenet.data import device
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.models import factory
 from hybrid_imagenet.training import warm_start
+from tests.commands.export.support import save
 from tests.support import in_process, program
-from tests.tools.export.support import save
 
 SMALL = {"image_size": 16, "width": 4, "zero_last_gamma": False}
 FLAGS = ("--image_size=16", "--epochs=1", "--warmup_epochs=0", "--optimizer=sgd", "--lr=0.1")
