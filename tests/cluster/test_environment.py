@@ -135,7 +135,7 @@ def test_launcher_cores_of_a_rank_started_by_a_script_are_those_of_the_host():
     # Such a script is bound to the cores of its rank, which must not be taken for all cores.
     cores = os.sched_getaffinity(0)
     count = (
-        f"{sys.executable} -c 'from hybrid_imagenet.comm import environment as e;"
+        f"{sys.executable} -c 'from hybrid_imagenet.cluster import environment as e;"
         " print(e._launcher_cores())'; true"
     )
     result = subprocess.run(
@@ -221,7 +221,7 @@ def test_restart_with_huge_pages_happens_once(tmp_path):
     ):
         path = tmp_path / str(number)
         path.write_text(mode)
-        command = [sys.executable, "-m", "tests.comm.restart", str(path), "a b", "--c"]
+        command = [sys.executable, "-m", "tests.cluster.restart", str(path), "a b", "--c"]
         running.append(
             subprocess.Popen(
                 command,
@@ -296,7 +296,7 @@ def test_ranks_share_gpus_if_nccl_allows_it_or_srun_shows_each_rank_one_gpu(
 
 def test_keep_freed_memory_reuses_the_memory_of_the_last_batch():
     script = (
-        "import resource; from hybrid_imagenet.comm import environment;"
+        "import resource; from hybrid_imagenet.cluster import environment;"
         " environment.keep_freed_memory()\ndef faults(): return"
         " resource.getrusage(resource.RUSAGE_SELF).ru_minflt\ndef batch(): return [bytes(100_000)"
         " for _ in range(100)]\nbatch(); batch(); before = faults(); batch(); print(faults() -"

@@ -10,7 +10,7 @@ import tensorflow as tf
 from hybrid_imagenet.cluster import environment, gpus
 from hybrid_imagenet.cluster.environment import Placement
 from hybrid_imagenet.errors import UserError
-from tests.comm.test_environment import Devices
+from tests.cluster.test_environment import Devices
 from tests.support import in_process
 
 # Pairs of an address and a NUMA node, as on a host with two sockets. The kernel writes addresses in
