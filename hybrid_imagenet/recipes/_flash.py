@@ -20,7 +20,7 @@ apart.
 Weight decay is the default of 1e-4, because the paper prints none.
 """
 
-_COMMON = {
+COMMON = {
     "optimizer": "lars",
     "lars_eps": 1e-06,
     "lars_eps_rule": "floor",
@@ -29,9 +29,9 @@ _COMMON = {
     "eval_every_epochs": 4,
     "checkpoint_every_epochs": 4,
 }
-CONFIGURATION_A = {**_COMMON, "lr_schedule": "flash_a", "warmup_epochs": 34.0}
+CONFIGURATION_A = {**COMMON, "lr_schedule": "flash_a", "warmup_epochs": 34.0}
 CONFIGURATION_B = {
-    **_COMMON,
+    **COMMON,
     "lr_schedule": "flash_b",
     "warmup_epochs": 5.0,
     "momentum_rule": "noise_scale",

@@ -152,6 +152,17 @@ def test_recipes_flash_exp_have_the_published_batches_and_momentum():
     assert plan("flash_exp2", 3456)[89].global_batch == 55296
 
 
+def test_recipe_flash_reference_has_the_rates_of_you_et_al_as_mikami_et_al_print_them():
+    resolved = config.resolve(["--recipe=flash_reference"], 1024)
+    assert {row.global_batch for row in plan("flash_reference", 1024)} == {32768}
+    schedule = derived.schedule(resolved)
+    rates = [schedule(e, e, 32768)["learning_rate"] for e in (0.0, 2.5, 5.0, 47.5, 90.0)]
+    # The warmup is linear. Half of the decay is left at epoch 47.5, and 29 / 4 is its square.
+    assert rates == pytest.approx([0.2, 14.6, 29.0, 7.25, 0.0])
+    assert {row.momentum for row in plan("flash_reference", 1024)} == {0.9}
+    assert derived.optimizer_arguments(resolved)["trust_coefficient"] == 0.001
+
+
 @pytest.mark.parametrize("row", mlperf_reference.ROWS, ids=lambda row: f"{row[0]:.0f}")
 def test_recipe_mlperf_lars_has_the_settings_of_mlperfs_table(row):
     """Uses the number of GPUs that gives the batch of the row."""
