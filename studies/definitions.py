@@ -19,7 +19,7 @@ _BEST_EPOCHS = 32  # Lu et al. §3.2.1: epochs to 75 %
 
 
 def _hybrid(batch: int) -> tuple[str, ...]:
-    """Returns the flags of hybrid with its default readings at a batch, and of reported runs."""
+    """Returns the flags of hybrid with a tuned step at a batch, and of reported runs."""
     return (
         *BASE,
         *gpus(batch),

@@ -71,7 +71,7 @@ def _study(name: str, batch: int, nesterov: float, more: tuple[Point, ...], *not
     rivals = (
         (
             "default",
-            "hybrid, default hand-over",
+            "hybrid, the recipe's hand-over, tuned step",
             ("--hybrid_ramp_epochs=0",),
             hybrid_points,
             COLD_START,

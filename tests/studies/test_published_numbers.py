@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from hybrid_imagenet import config, print_config
 from hybrid_imagenet.schedules import mlperf
 from studies import command, recorded_runs, results, statistics
 
@@ -148,9 +149,35 @@ def test_steps_of_the_studies_are_the_stated_multiples_of_the_default_of_the_rec
     batch, step, factor
 ):
     assert round(step / mlperf.tuned_step(batch)) == factor
-    row = rf"^\| {batch:,} \| default, relative step {step:g}, {factor} times"
+    row = rf"^\| {batch:,} \| `continuous`, relative step {step:g}, {factor} times the recipe's"
     assert re.search(row, (ROOT / "docs" / "methods.md").read_text(), re.M)
     assert "16 times the default of `--recipe=hybrid`" in PAGES["README.md"].read_text()
+
+
+def printed_steps():
+    """Returns the relative steps that --print_config prints for the recipe at some batches."""
+    steps = set()
+    for batch in (64, 256, 512, 1024, 3072, 6144):
+        flags = ["--recipe=hybrid", "--per_gpu_batch=32", f"--virtual_gpus={batch // 32}"]
+        description = print_config.describe(config.resolve(flags), 12_500)
+        (step,) = re.findall(r"^relative step (\S+) in epoch 11 ", description, re.M)
+        steps.add(step)
+    return steps
+
+
+def test_pages_call_only_the_step_of_the_recipe_the_default():
+    pages = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *RECORDS.glob("*.md")]
+    default_steps = set()
+    for page in pages:
+        without_code = re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.M | re.S)
+        text = " ".join(without_code.split())
+        assert not re.findall(r"default readings|default hand-over", text), page
+        # Cells of a table and sentences; a step that is a multiple of the default is named as such.
+        for part in re.split(r"(?<=[^\d])\. |\|", text):
+            if re.search(r"\bdefault\b", part) and "times the default" not in part:
+                default_steps |= set(re.findall(r"relative step (?:of )?(\d\.\d+)", part))
+    assert default_steps
+    assert {f"{float(step):.2g}" for step in default_steps} <= printed_steps()
 
 
 def test_difference_from_nesterov_is_not_significant_as_readme_states():
