@@ -122,3 +122,42 @@ def test_summary_has_only_verdicts_of_the_table():
     verdicts = re.findall(r"^\| [^|]+\| [^|]+\| \*\*([^*]+)\*\* \|", SUMMARY.read_text(), re.M)
     assert len(verdicts) > 9
     assert set(verdicts) <= set(VERDICTS)
+
+
+def section(title):
+    """Returns the text of a section of the summary."""
+    after = SUMMARY.read_text().partition(f"\n## {title}\n")[2]
+    return after.partition("\n## ")[0]
+
+
+def test_summary_counts_what_is_missing_by_system():
+    text = section("What is done and what is missing")
+    states = ["partly", "removed", "impossible here"]
+    rows_of_list = r"^\| ([^|]+) \| [^|]*\| (partly|removed|impossible here) \| [^|]+ \|$"
+    missing = re.findall(rows_of_list, text, re.M)
+    counted = re.findall(r"^\| ([^|]+)" + r" \| (\d+)" * 5 + r" \|$", text, re.M)
+    assert [name for name, *_ in counted] == [*PAPERS.values(), "design", "all"]
+    for name, *numbers in counted:
+        total, done, *others = map(int, numbers)
+        states_of_system = [state for system, state in missing if name in (system, "all")]
+        assert others == [states_of_system.count(state) for state in states], name
+        assert done == total - sum(others), name
+    *systems, (_, *of_all) = counted
+    for number, values in zip(of_all, zip(*(row[1:] for row in systems), strict=True), strict=True):
+        assert int(number) == sum(map(int, values))
+    assert f"These {len(missing)} are not done:" in text
+    claims = {row.number for row in rows()}
+    assert set(re.findall(r"\b[HSJN]\d+\b", text.partition("not done:")[2])) <= claims
+
+
+def test_summary_of_the_abstract_has_intervals_of_the_claims_that_it_names():
+    lines = re.findall(
+        r"^\| .*\(.*\) \| \*\*.*$", section("The abstract of Lu et al., claim by claim"), re.M
+    )
+    assert len(lines) == 9
+    evidence = {row.number: row.evidence for row in rows()}
+    for line in lines:
+        names = re.findall(r"\bH\d+\b", line.partition(" | ")[0])
+        texts = [evidence[name] for name in names]
+        for interval in re.findall(r"\d+\.\d+ ± \d+\.\d+", line):
+            assert any(interval in text for text in texts), (names, interval)
