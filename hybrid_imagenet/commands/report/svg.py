@@ -510,14 +510,16 @@ def _amount(value: float) -> str:
 def style() -> str:
     """Returns the colors as CSS.
 
-    Variables --c0 to --c6 by theme, classes .c0 for lines and .f0 for areas.
+    Variables --c0 to --c6 by theme, classes .c0 for lines and .f0 for areas. Paper has the light
+    theme.
     """
     light = _color_variables(LIGHT)
     dark = _color_variables(DARK)
     rules = [
         f":root{{{light}}}",
-        f"@media (prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}}}}}",
-        f":root[data-theme=dark]{{{dark}}}",
+        f"@media screen and (prefers-color-scheme:dark)"
+        f"{{:root:not([data-theme=light]){{{dark}}}}}",
+        f"@media screen{{:root[data-theme=dark]{{{dark}}}}}",
     ]
     for number in range(COLORS):
         color = f"var(--c{number})"
