@@ -517,8 +517,7 @@ def style() -> str:
     dark = _color_variables(DARK)
     rules = [
         f":root{{{light}}}",
-        f"@media screen and (prefers-color-scheme:dark)"
-        f"{{:root:not([data-theme=light]){{{dark}}}}}",
+        f"@media screen and (prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}}}}}",
         f"@media screen{{:root[data-theme=dark]{{{dark}}}}}",
     ]
     for number in range(COLORS):
