@@ -14,8 +14,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import importlib.metadata
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -153,7 +155,10 @@ def _chosen(options: argparse.Namespace) -> list[Arm]:
         names = [*(name for name in names if name != "speed"), *SPEED]
     if not gpus.count() and not options.rehearse:
         raise UserError("No GPU is visible. Add --rehearse to try the measurements on the CPU.")
-    return [arm for arm in ARMS if not names or arm.name in names]
+    if not names:
+        return list(ARMS)
+    arms = {arm.name: arm for arm in ARMS}
+    return [arms[name] for name in dict.fromkeys(names)]
 
 
 def _machine() -> Row:
@@ -193,6 +198,15 @@ def commit() -> str:
     except (OSError, subprocess.CalledProcessError):
         return ""
     return process.stdout.strip()
+
+
+def _software(machine: Row) -> str:
+    """Returns a directory name for the GPU, its driver and the packages that compile for it."""
+    words = [str(machine["gpu"]), f"driver{machine['driver']}"]
+    for package in ("tensorflow", "tensorflow-cpu", "nvidia-cudnn-cu12"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            words.append(f"{package}{importlib.metadata.version(package)}")
+    return re.sub(r"[^A-Za-z0-9.]+", "-", "-".join(words))
 
 
 class Table:
@@ -361,7 +375,7 @@ def _start(arm: Arm, table: Table, options: argparse.Namespace) -> RunningArm:
     folder.mkdir()
     environment = dict(os.environ)
     for name, value in arm.environment:
-        environment[name] = value.format(out=folder.parent)
+        environment[name] = value.format(out=folder.parent, software=_software(table.machine))
     environment[turns.TURN_VARIABLE] = str(folder)
     search_path = os.environ.get("PYTHONPATH")
     environment["PYTHONPATH"] = f"{_ROOT}{os.pathsep}{search_path}" if search_path else str(_ROOT)
@@ -423,6 +437,10 @@ def _begin_next_turn(running: Sequence[RunningArm], *, is_patient: bool) -> None
         waiting[0].begin_turn(others_warming_up)
 
 
+def _skip_reason(row: Mapping[str, Any]) -> str:
+    return str(row.get("skipped") or "the peer is not installed").rstrip(".")
+
+
 def _outcome(running_arm: RunningArm) -> Row:
     """Returns the row of an arm that ended: a benchmark's JSON, a run's summary, or its code."""
     folder = running_arm.folder
@@ -437,6 +455,9 @@ def _outcome(running_arm: RunningArm) -> Row:
     for name in ("row.json", "run/summary.json"):
         if (folder / name).exists():
             row = files.read_json(folder / name)
+    # The next start runs it again, perhaps with another --peer_python.
+    if row.get("skipped") or row.get("peers") == {}:
+        return {"status": NOT_RUN, "reason": f"{_skip_reason(row)}; pass --peer_python"}
     return {
         **scaling.parse_result(log),
         **row,

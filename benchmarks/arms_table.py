@@ -39,7 +39,7 @@ class Arm:
         at the same time.
       seconds: time that it may take before it is ready, and again after its turn has begun.
       environment: names and values of variables that are set for it; {out} is replaced by the
-        directory of the table.
+        directory of the table, {software} by a name for the GPU and what compiles for it.
     """
 
     name: str
@@ -166,8 +166,6 @@ def _gaps(row: Row, other: Row, machine: Row) -> str:
 
 
 def _peer(row: Row, other: Row, machine: Row) -> str:
-    if not row["peers"]:
-        return "not installed: pass --peer_python"
     ((peer, figures),) = row["peers"].items()
     return (
         f"{peer} has {figures['images_per_second']:,.0f} images/s; ours is {figures['ratio']:.2f}"
@@ -176,8 +174,6 @@ def _peer(row: Row, other: Row, machine: Row) -> str:
 
 
 def _ratio_to_peer(row: Row, other: Row, machine: Row) -> str:
-    if row.get("skipped"):
-        return "not installed: pass --peer_python"
     ours = other["images_per_second"] / row["images_per_second"]
     return f"{other['arm']} is {ours:.3f} times as fast"
 
@@ -204,14 +200,17 @@ _STEP = ("--dataset=synthetic_tensors", "--precision=mixed_float16", "--per_gpu_
 _WITHOUT_XLA = ("--nojit_compile", "--nojit_stem")
 # The flags that a run on one GPU has by default.
 _DEFAULT = ("--jit_compile", "--jit_stem")
-# TensorFlow's own variable: XLA keeps the programs that it has compiled for GPUs.
+# TensorFlow's own variable: XLA keeps the programs that it has compiled for GPUs. It looks them up
+# by the operations alone, so each GPU, driver, TensorFlow and cuDNN needs its own directory.
 _XLA_CACHE = (
     (
         "TF_XLA_FLAGS",
-        "--tf_xla_persistent_cache_directory={out}/xla-cache"
+        "--tf_xla_persistent_cache_directory={out}/xla-cache-{software}"
         " --tf_xla_persistent_cache_device_types=GPU",
     ),
 )
+# XLA starts its kernels one by one instead of several at once by a command buffer.
+_WITHOUT_COMMAND_BUFFERS = (("XLA_FLAGS", "--xla_gpu_enable_command_buffer="),)
 # Several ranks may share a GPU.
 _SHARED = (("NCCL_MULTI_RANK_GPU_ENABLE", "1"),)
 
@@ -401,6 +400,15 @@ ARMS = (
         alone=True,
         environment=_XLA_CACHE,
     ),
+    _step(
+        "jit_nocb",
+        "command buffers stay on if they are faster",
+        _ratio,
+        *_DEFAULT,
+        than="jit_stem",
+        alone=True,
+        environment=_WITHOUT_COMMAND_BUFFERS,
+    ),
     _peer_alone("jax_full"),
     _peer_alone("jax_full_bytes"),
     Arm(
@@ -410,11 +418,23 @@ ARMS = (
         _gaps,
         alone=True,
     ),
-    _step("again", "smaller differences than this are noise", _ratio),
+    _step("again", "smaller differences than this are noise", _ratio, alone=True),
     _step("512", "docs", _ratio, "--per_gpu_batch=512", gigabytes=48),
+    _step(
+        "jit_512", "docs", _ratio, *_DEFAULT, "--per_gpu_batch=512", than="jit_stem", gigabytes=48
+    ),
     _step("lars", "the planner", _ratio, "--optimizer=lars"),
     _step("muon", "the planner", _ratio, "--optimizer=muon"),
     _step("tf32", "docs", _ratio, "--precision=float32", gigabytes=44),
+    _step(
+        "tf32_stem",
+        "the default of --jit_stem in FP32 if 1 % faster than tf32",
+        _faster(1.01),
+        "--jit_stem",
+        "--precision=float32",
+        than="tf32",
+        gigabytes=44,
+    ),
     _step("1024", "docs", _ratio, "--per_gpu_batch=1024", gigabytes=94),
     _step("flash", "the planner", _ratio, "--augmentation=flash"),
     _step(
@@ -517,14 +537,17 @@ ARMS = (
 SPEED = (
     "base",
     "stem",
-    "jit_compile",
     "jit_stem",
+    "again",
     "jax_full",
     "jax_full_bytes",
-    "bf16",
-    "bf16_jit",
     "jit_cache",
     "jit_cached",
-    "again",
+    "jit_nocb",
+    "bf16_jit",
+    "bf16",
+    "jit_512",
+    "tf32",
+    "tf32_stem",
 )
-"""The arms that `--only=speed` stands for: each form of the step alone and together, and JAX."""
+"""The arms of `--only=speed`, those of most value first: forms of the step, and JAX."""

@@ -2,11 +2,15 @@
 # dev/gpu_speed.sh [--minutes=N] [--peer_python=PATH] [--out=DIR] [--rehearse] [--dry-run]
 #
 # Times each form of the training step on one GPU, alone and together, and JAX with the whole recipe on the same card, all
-# at the commit of this checkout. It is meant for a machine that is lent for some minutes: the table in DIR is written after
-# each arm, and the same command continues with the arms that are missing.
+# at the commit of this checkout. It is meant for a machine that is lent for some minutes: the arms of most value come
+# first, the table in DIR is written after each of them, and the same command continues with those that are missing. That
+# includes JAX if the interpreter did not have it before.
+#
+# One GPU needs neither Horovod nor nvcc, so this environment is enough:
+#   python3 -m venv .venv && .venv/bin/pip install -c launch/constraints.txt '.[gpu]'
 #
 #   --minutes=N         end after N minutes (default: 8)
-#   --peer_python=PATH  interpreter that has JAX (default: python3)
+#   --peer_python=PATH  interpreter that has JAX, a path or a name on the PATH (default: python3 outside the environment)
 #   --out=DIR           directory of the table and the logs (default: gpu-speed)
 #   --rehearse          try the arms on a small network where there is no GPU
 #   --dry-run           print the commands and run nothing
@@ -28,7 +32,11 @@ main() {
     esac
   done
   check_number "$minutes" --minutes 600
-  local arms=(python -m benchmarks arms --only=speed "--minutes=$minutes" "--peer_python=$peer_python" "--out=$out")
+  # env.sh puts the environment first on the PATH, and its Python does not have JAX.
+  local path=:$PATH: peer_path
+  path=${path//:"$venv_dir/bin":/:}
+  peer_path=$(PATH=${path:1:-1} command -v "$peer_python") || usage_error "--peer_python=$peer_python was not found."
+  local arms=(python -m benchmarks arms --only=speed "--minutes=$minutes" "--peer_python=$peer_path" "--out=$out")
   if [[ -n $rehearse ]]; then
     arms+=(--rehearse --steps=1 --rounds=1)
   fi
@@ -40,7 +48,10 @@ main() {
   mkdir -p "$out"
   # Clocks and temperature explain differences between two runs.
   nvidia-smi -q -d CLOCK,POWER,TEMPERATURE >"$out/nvidia-smi.txt" 2>&1 || true
-  PATH=$venv_dir/bin:$PATH PYTHONPATH=$root_dir${PYTHONPATH:+:$PYTHONPATH} exec "${arms[@]}"
+  # shellcheck source=launch/env.sh
+  . "$launch_dir/env.sh"
+  export PYTHONPATH=$root_dir${PYTHONPATH:+:$PYTHONPATH}
+  exec "${arms[@]}"
 }
 
 # Keep this on one line, because bash continues to read the file, which may have changed meanwhile.

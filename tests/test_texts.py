@@ -39,7 +39,11 @@ FOREIGN_FLAGS = {
     "nvidia-smi": {"query_gpu", "format"},
     "docker": {"gpus", "shm_size"},
     "tensorboard": {"logdir"},
-    "XLA": {"tf_xla_persistent_cache_device_types", "tf_xla_persistent_cache_directory"},
+    "XLA": {
+        "tf_xla_persistent_cache_device_types",
+        "tf_xla_persistent_cache_directory",
+        "xla_gpu_enable_command_buffer",
+    },
     "CSS variables": {"c", "c0", "c6", "part"},
     "tfds build": {"file_format"},
     "setup.sh": {"gpu"},
@@ -58,7 +62,7 @@ FOREIGN_FLAGS_OF_PAGES = {
     # sbatch and docker build
     "schedulers.md": {"account", "partition", "signal", "target"},
     # pip and pack.sh
-    "install.md": {"no_deps", "whole"},
+    "install.md": {"no_deps", "tests", "whole"},
     # docker build
     "README.md": {"target"},
     # A script of the reader.

@@ -105,6 +105,17 @@ def test_arms_started_again_run_only_what_is_missing(run, tmp_path):
     assert [row["status"] for row in rows.values()] == ["failed", "measured"]
 
 
+@pytest.mark.parametrize("row", [{"skipped": "JAX is absent."}, {"peers": {}}])
+def test_arm_that_was_skipped_is_not_run_and_is_repeated_by_the_next_start(run, tmp_path, row):
+    # Words of a command line are templates.
+    text = json.dumps(row).replace("{", "{{").replace("}", "}}")
+    program = f"open('{tmp_path}/out/jax/row.json', 'w').write('{text}')"
+    first = run(fake("jax", program))["jax"]
+    assert first["status"] == "not run"
+    assert first["verdict"].endswith("; pass --peer_python")
+    assert run(fake("jax", "pass"))["jax"]["status"] == "measured"
+
+
 def test_arm_that_failed_is_repeated_after_the_others(run, tmp_path):
     run(fake("x", "raise SystemExit(3)"))
     x, y = (
@@ -208,10 +219,8 @@ def verdict(tmp_path):
             {"peers": {"torch_compiled": {"images_per_second": 4000.0, "ratio": 1.25}}},
             "1.25 times",
         ),
-        ("jax", {"peers": {}}, "not installed"),
         ("stem", {"images_per_second": 5060.0}, "yes: 1.012 times base"),
         ("jax_full", {"images_per_second": 4900.0}, "jit_stem is 1.020 times as fast"),
-        ("jax_full", {"skipped": "JAX is absent"}, "not installed"),
         ("jit_cached", {"first_seconds": 9.0}, "first steps 9.0 s, 38.0 s with jit_cache"),
     ],
 )
@@ -277,11 +286,29 @@ def test_environment_of_an_arm_may_refer_to_the_output_directory(run, tmp_path):
     assert (tmp_path / "found").read_text() == f"{tmp_path}/out/cache"
 
 
-def test_only_speed_chooses_all_arms_of_speed_and_the_ones_they_are_compared_with(monkeypatch):
+def test_only_speed_chooses_the_arms_in_the_order_of_speed_after_what_they_are_compared_with():
     options = arms._parser().parse_args(["--only=speed", "--rehearse"])
-    assert {arm.name for arm in arms._chosen(options)} == set(SPEED)
-    compared = {arm.than for arm in ARMS if arm.name in SPEED} - {""}
-    assert compared <= set(SPEED)
+    chosen = arms._chosen(options)
+    assert [arm.name for arm in chosen] == list(SPEED)
+    for place, arm in enumerate(chosen):
+        assert arm.than in ("", *SPEED[:place])
+
+
+def test_cache_of_xla_has_a_directory_for_each_gpu_driver_and_software(run, monkeypatch, tmp_path):
+    program = f"import os; open('{tmp_path}/out/names', 'a').write(os.environ['CACHE'] + ' ')"
+    monkeypatch.setattr(arms.importlib.metadata, "version", lambda package: "2.21")
+    for gpu, driver in (("NVIDIA H200", "580.1"), ("NVIDIA A100", "580.1"), ("NVIDIA A100", "590")):
+        monkeypatch.setattr(
+            arms, "_machine", lambda g=gpu, d=driver: MACHINE | {"gpu": g, "driver": d}
+        )
+        run(
+            fake("cached", program, environment=(("CACHE", "{software}"),)),
+            words=["--rehearse", "--again"],
+        )
+    names = (tmp_path / "out" / "names").read_text().split()
+    assert len(set(names)) == 3
+    packages = "tensorflow2.21-tensorflow-cpu2.21-nvidia-cudnn-cu122.21"
+    assert names[0] == f"NVIDIA-H200-driver580.1-{packages}"
 
 
 def test_peer_without_jax_is_skipped_with_a_message(tmp_path, monkeypatch):
