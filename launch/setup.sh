@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# launch/setup.sh [--cpu|--gpu[=MODEL]] [--print-key]
+# launch/setup.sh [--cpu|--gpu[=MODEL]] [--tests] [--print-key]
 #
 # Creates everything that training needs, without root: a virtual environment with TensorFlow, Keras, Open MPI (its
 # wheel), Horovod (built from source once, then kept in your cache) and this package. If nothing has changed, a second run
@@ -8,9 +8,11 @@
 #   --cpu        tensorflow-cpu, and Horovod with MPI (default for a new environment)
 #   --gpu        tensorflow[and-cuda], and Horovod with MPI and NCCL; needs nvcc (CUDA_HOME or /usr/local/cuda)
 #   --gpu=MODEL  the same for GPUs that this machine does not have: p100, p40, v100, t4, a10, a100, l4, l40, h100, h200
+#   --tests      also what tests, studies and benchmarks need. Each start takes longer then, because Keras imports
+#                scikit-learn, SciPy and matplotlib if they are installed
 #   --print-key  only print the name under which the built Horovod is cached
 #
-# Without an option an existing environment keeps its kind. GPUs before Turing (P100, P40, V100) get the last cuDNN that
+# Without an option an existing environment keeps its kind and its packages for tests. GPUs before Turing (P100, P40, V100) get the last cuDNN that
 # has kernels for them, all others a newer one.
 #
 #   TENSORFLOW              version 2.18 to 2.21     (default: that of the environment; 2.21 for a new one)
@@ -21,18 +23,21 @@ set -euo pipefail
 # shellcheck source=launch/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-EXTRAS=horovod,datasets,huggingface,remote,bench,export,studies,test
+EXTRAS=horovod,datasets,huggingface,remote,export
+TEST_EXTRAS=bench,studies,test
 ENVIRONMENT_GB_CPU=4
 ENVIRONMENT_GB_GPU=14
 CUDNN_BEFORE_TURING=9.10.2.21
 
 main() {
   local kind='' model='' only_key=0 argument
+  for_tests=''
   for argument in "$@"; do
     case $argument in
       --cpu) kind=cpu ;;
       --gpu) kind=gpu model=visible ;;
       --gpu=*) kind=gpu model=${argument#*=} model=${model:-none} ;;
+      --tests) for_tests=yes ;;
       --print-key) only_key=1 ;;
       -h | --help) help_of "${BASH_SOURCE[0]}" && exit 0 ;;
       *) usage_error "Unknown option $argument. See launch/setup.sh --help." ;;
@@ -47,6 +52,8 @@ main() {
   removed_dir=$venv_dir.removed_by_setup
   [[ -n $kind ]] || kind=$(sed -n 's/^kind //p' "$stamp_file" 2>/dev/null || true)
   kind=${kind:-cpu}
+  [[ -n $for_tests ]] || for_tests=$(sed -n 's/^tests //p' "$stamp_file" 2>/dev/null || true)
+  for_tests=${for_tests:-no}
   choose_tensorflow
   cudnn=$(choose_cudnn "$kind" "$model")
   [[ $cudnn != unknown ]] || usage_error "Unknown model --gpu=$model. See launch/setup.sh --help."
@@ -79,9 +86,10 @@ main() {
 
 # fingerprint KIND: prints a text that changes whenever the environment must be updated.
 fingerprint() {
-  local files=("$launch_dir/constraints.txt" "$launch_dir/hashes.txt" "$launch_dir/setup.sh" "$launch_dir/horovod_wheel.sh"
-    "$launch_dir/patch_horovod.py" "$root_dir/pyproject.toml" "$launch_dir"/tensorflow-*.txt)
-  printf 'kind %s\ntensorflow %s\ncudnn %s\ncheckout %s\nfiles %s\n' "$1" "$TENSORFLOW" "$cudnn" "$root_dir" "$(cat "${files[@]}" | cksum)"
+  local files=("$launch_dir/constraints.txt" "$launch_dir/hashes.txt" "$launch_dir/only_tests.txt" "$launch_dir/setup.sh"
+    "$launch_dir/horovod_wheel.sh" "$launch_dir/patch_horovod.py" "$root_dir/pyproject.toml" "$launch_dir"/tensorflow-*.txt)
+  printf 'kind %s\ntests %s\ntensorflow %s\ncudnn %s\ncheckout %s\nfiles %s\n' "$1" "$for_tests" "$TENSORFLOW" "$cudnn" \
+    "$root_dir" "$(cat "${files[@]}" | cksum)"
 }
 
 # choose_tensorflow: sets TENSORFLOW, which the function pins reads, to the version of the environment if the user has not
@@ -294,9 +302,9 @@ install_all() {
     python=$venv_dir/bin/python
     "$launch_dir/horovod_wheel.sh" --check "$kind" "$python"
   fi
-  # Without a fingerprint the environment is unfinished until the last step has succeeded. Its kind is kept for the next
-  # try.
-  printf 'kind %s\ntensorflow %s\ncudnn %s\n' "$kind" "$TENSORFLOW" "$cudnn" >"$stamp_file"
+  # Without a fingerprint the environment is unfinished until the last step has succeeded. Its kind and its
+  # versions are kept for the next try.
+  printf 'kind %s\ntests %s\ntensorflow %s\ncudnn %s\n' "$kind" "$for_tests" "$TENSORFLOW" "$cudnn" >"$stamp_file"
   unset PYTHONPATH PYTHONHOME PIP_TARGET PIP_USER PIP_PREFIX PIP_CONSTRAINT
   local constraints=$venv_dir/constraints.txt
   constraints_of "$cudnn" >"$constraints"
@@ -309,7 +317,9 @@ install_all() {
   local wheel
   wheel=$("$launch_dir/horovod_wheel.sh" --path "$kind" "$venv_dir/bin/python")
   install "installing Horovod" "${pip[@]}" --no-deps --force-reinstall "$wheel"
-  install "installing this package" "${pip[@]}" --no-build-isolation -e "${root_dir}[$kind,$EXTRAS]"
+  local extras=$kind,$EXTRAS
+  [[ $for_tests == no ]] || extras+=,$TEST_EXTRAS
+  install "installing this package" "${pip[@]}" --no-build-isolation -e "${root_dir}[$extras]"
   step "checking two ranks" check_ranks "$kind"
   fingerprint "$kind" >"$stamp_file"
   say "ready: $venv_dir"
@@ -334,9 +344,19 @@ install_hashed() {
   list=$(mktemp) || return 1
   # hashes.txt has two versions of cuDNN. Keep the chosen one.
   pins hashes.txt | grep -vE "^(#|horovod==|$others)" |
-    awk -v chosen="nvidia-cudnn-cu12==$cudnn" '!/^nvidia-cudnn-/ || $1 == chosen' >"$list"
+    awk -v chosen="nvidia-cudnn-cu12==$cudnn" '!/^nvidia-cudnn-/ || $1 == chosen' | without_tests >"$list"
   "$venv_dir/bin/python" -m pip --disable-pip-version-check install --require-hashes --no-deps -r "$list" || return 1
   rm -f "$list"
+}
+
+# shellcheck disable=SC2329  # called by step
+# without_tests: copies lines of hashes.txt, but those of only_tests.txt only if the environment is for tests.
+without_tests() {
+  if [[ $for_tests == no ]]; then
+    awk -F == 'NR == FNR { only_tests[$1]; next } !($1 in only_tests)' "$launch_dir/only_tests.txt" -
+  else
+    cat
+  fi
 }
 
 horovod_title() {

@@ -10,7 +10,7 @@ set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 case ${1:-} in -h | --help) help_of "${BASH_SOURCE[0]}" && exit 0 ;; esac
-"$launch_dir/setup.sh"
+"$launch_dir/setup.sh" --tests
 # shellcheck source=launch/env.sh
 . "$launch_dir/env.sh"
 cd "$root_dir"

@@ -123,3 +123,43 @@ def test_extras_with_tensorflow_include_mpi(metadata, extra):
 def test_version_in_the_metadata_is_that_of_the_package(metadata):
     assert metadata["dynamic"] == ["version"]
     assert importlib.metadata.version("hybrid_imagenet") == hybrid_imagenet.__version__
+
+
+def _closure(requirements: list[str], metadata: dict, extras: set[str]) -> set[str]:
+    """Returns the packages that requirements and extras need, as far as they are installed."""
+    texts = [*requirements]
+    for extra in extras:
+        texts += metadata["optional-dependencies"][extra]
+    pending = [Requirement(text) for text in texts]
+    known: set[tuple[str, frozenset[str]]] = set()
+    while pending:
+        requirement = pending.pop()
+        key = (canonicalize_name(requirement.name), frozenset(requirement.extras))
+        if key in known:
+            continue
+        known.add(key)
+        try:
+            texts = importlib.metadata.requires(requirement.name) or []
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        for dependency in map(Requirement, texts):
+            environments = [{"extra": extra} for extra in ("", *requirement.extras)]
+            if dependency.marker is None or any(map(dependency.marker.evaluate, environments)):
+                pending.append(dependency)
+    return {name for name, _ in known}
+
+
+def test_only_tests_has_every_package_that_training_does_not_need(metadata):
+    names = (LAUNCH / "only_tests.txt").read_text().splitlines()
+    only_tests = {canonicalize_name(name) for name in names if not name.startswith("#")}
+    tests_extras = {"bench", "peers", "studies", "test"}
+    others = set(metadata["optional-dependencies"]) - tests_extras - {"cpu", "docs", "gpu"}
+    training = _closure(metadata["dependencies"], metadata, others)
+    training |= _closure(["tensorflow", "tensorflow-cpu"], metadata, set())
+    tests = _closure([], metadata, tests_extras)
+    assert {"keras", "mpi4py", "numpy", "onnx", "tensorflow-datasets"} <= training
+    # Keras imports these three at each start if they are installed.
+    assert {"matplotlib", "scikit-learn", "scipy"} <= only_tests
+    assert tests - training <= only_tests
+    assert not only_tests & training
+    assert only_tests <= set(_pins())

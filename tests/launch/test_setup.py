@@ -97,6 +97,21 @@ def test_pins_of_an_older_tensorflow_include_its_dependencies():
     assert "tensorboard" in older and "tensorboard" not in newest
 
 
+@pytest.mark.parametrize("for_tests", ["no", "yes"])
+def test_install_hashed_installs_packages_of_tests_only_with_tests(tmp_path, for_tests):
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    # Prints the file that pip gets as its last argument.
+    python.write_text('#!/bin/bash\nexec cat "${@: -1}"\n')
+    python.chmod(0o755)
+    command = f"{FUNCTIONS}; venv_dir={tmp_path} for_tests={for_tests} cudnn=none"
+    lines = run("bash", "-c", f"{command}; install_hashed cpu").stdout.splitlines()
+    names = {line.partition("==")[0] for line in lines}
+    assert {"keras", "numpy", "tensorflow-cpu", "onnx"} <= names
+    for name in ("matplotlib", "pytest", "scikit-learn", "scipy"):
+        assert (name in names) is (for_tests == "yes"), name
+
+
 def test_setup_print_key_names_everything_that_the_wheel_depends_on():
     key = run(SETUP, "--print-key", "--cpu").stdout.strip()
     version = f"cp{sys.version_info.major}{sys.version_info.minor}"
@@ -177,9 +192,9 @@ def test_setup_after_one_that_was_killed_during_pip_install_starts_from_scratch(
     python.chmod(0o755)
     venv = tmp_path / "venv"
 
-    def setup():
+    def setup(*options):
         return run(
-            launch / "setup.sh", "--cpu", HYBRID_IMAGENET_VENV=str(venv),
+            launch / "setup.sh", "--cpu", *options, HYBRID_IMAGENET_VENV=str(venv),
             HYBRID_IMAGENET_PYTHON=str(python), XDG_CACHE_HOME=str(tmp_path / "cache"),
         )  # fmt: skip
 
@@ -196,6 +211,10 @@ def test_setup_after_one_that_was_killed_during_pip_install_starts_from_scratch(
     # The environment is complete now, and a third setup has nothing to do.
     (venv / "complete").touch()
     assert setup().stderr == ""
+    # With --tests it adds packages, which later setups without the option keep.
+    assert f"ready: {venv}" in setup("--tests").stderr
+    assert setup().stderr == ""
+    assert "tests yes" in (venv / ".hybrid_imagenet").read_text()
     # After a change of the pins, setup updates a complete environment in place.
     with (launch / "constraints.txt").open("a") as pins:
         pins.write("# another pin\n")
