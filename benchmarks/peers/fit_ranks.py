@@ -1,11 +1,12 @@
 """Trains one small network on two ranks, by each library.
 
-    python benchmarks/peers/fit_ranks.py WAY
+    python benchmarks/peers/fit_ranks.py WAY [WIDTH]
 
 WAY is `keras` (one process), `hi`, `horovod`, `horovod_bare` (without its callbacks),
 `horovod_tape` (its tape in a `train_step`), `multiworker` (TensorFlow's strategy) or `ddp`
-(PyTorch, by an interpreter that has it). Each rank prints its median step in ms and a checksum of
-the first weights: it is the same on all ranks that train together.
+(PyTorch, by an interpreter that has it). WIDTH is the number of channels of the first convolution
+(default: 32). Each rank prints its median step in ms and a checksum of the first weights: it is the
+same on all ranks that train together.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ def data(rank: int) -> tuple[Any, Any]:
     return random.normal(size=(count, 32, 32, 3)).astype(np.float32), random.integers(0, 10, count)
 
 
-def network(keras: Any) -> Any:
-    """Three convolutions, 65,000 weights."""
+def network(keras: Any, width: int) -> Any:
+    """Three convolutions, 65,000 weights with a width of 32."""
     layers = keras.layers
     hidden = [
-        layers.Conv2D(width, 3, strides, "same", activation="relu")
-        for width, strides in ((32, 1), (64, 2), (64, 2))
+        layers.Conv2D(filters, 3, strides, "same", activation="relu")
+        for filters, strides in ((width, 1), (2 * width, 2), (2 * width, 2))
     ]
     return keras.Sequential(
         [keras.Input((32, 32, 3)), *hidden, layers.GlobalAveragePooling2D(), layers.Dense(10)]
     )
 
 
-def with_keras(way: str) -> tuple[list[float], float]:
+def with_keras(way: str, width: int) -> tuple[list[float], float]:
     """Trains by `fit`; returns seconds of epochs and the checksum."""
     rank, callbacks, scope = 0, [], None
     if way == "hi":
@@ -72,7 +73,7 @@ def with_keras(way: str) -> tuple[list[float], float]:
         scope = tf.distribute.MultiWorkerMirroredStrategy().scope()
         scope.__enter__()
     keras.utils.set_random_seed(1)
-    model, optimizer = network(keras), keras.optimizers.SGD(0.01)
+    model, optimizer = network(keras, width), keras.optimizers.SGD(0.01)
     if way == "hi":
         optimizer, callbacks = hi.DistributedOptimizer(optimizer), hi.callbacks.default_callbacks()
     elif way == "horovod_tape":
@@ -106,7 +107,7 @@ def _taped(tf: Any) -> Any:
     return train_step
 
 
-def with_ddp() -> tuple[list[float], float]:
+def with_ddp(width: int) -> tuple[list[float], float]:
     """Trains with DistributedDataParallel over gloo."""
     import torch
     from torch import nn
@@ -116,9 +117,11 @@ def with_ddp() -> tuple[list[float], float]:
     torch.distributed.init_process_group("gloo")
     torch.manual_seed(1)
     layers: list[Any] = []
-    for inputs, width, stride in ((3, 32, 1), (32, 64, 2), (64, 64, 2)):
-        layers += [nn.Conv2d(inputs, width, 3, stride, 1), nn.ReLU()]
-    net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+    shapes = ((3, width, 1), (width, 2 * width, 2), (2 * width, 2 * width, 2))
+    for inputs, filters, stride in shapes:
+        layers += [nn.Conv2d(inputs, filters, 3, stride, 1), nn.ReLU()]
+    classifier = nn.Linear(2 * width, 10)
+    net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), classifier)
     model = nn.parallel.DistributedDataParallel(net.to(memory_format=torch.channels_last))
     optimizer, loss_of = torch.optim.SGD(model.parameters(), 0.01), nn.CrossEntropyLoss()
     torch.manual_seed(2 + rank)
@@ -138,9 +141,10 @@ def with_ddp() -> tuple[list[float], float]:
 def main() -> int:
     """Starts the ranks, or is one."""
     way = sys.argv[1]
+    width = int(sys.argv[2]) if len(sys.argv) > 2 else 32
     if way not in WAYS:
         sys.exit(f"{way}: give one of {', '.join(WAYS)}")
-    if way != "keras" and len(sys.argv) == 2:
+    if way != "keras" and len(sys.argv) < 4:
         torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={RANKS}"]
         mpirun = [
             "mpirun",
@@ -152,8 +156,10 @@ def main() -> int:
             str(RANKS),
             sys.executable,
         ]
-        return subprocess.call([*(torchrun if way == "ddp" else mpirun), __file__, way, "rank"])
-    seconds, checksum = with_ddp() if way == "ddp" else with_keras(way)
+        return subprocess.call(
+            [*(torchrun if way == "ddp" else mpirun), __file__, way, str(width), "rank"]
+        )
+    seconds, checksum = with_ddp(width) if way == "ddp" else with_keras(way, width)
     step = 1000 * statistics.median(seconds[1:]) / STEPS
     print(f"{way}: {step:.1f} ms a step of {BATCH}, weights {checksum:.6f}", flush=True)
     return 0
