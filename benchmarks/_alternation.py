@@ -197,17 +197,16 @@ class Alternation(TrainingCallback):
     def _measure_validation(self) -> dict[str, float]:
         """Validates the validation images, which traces the step, then all training images."""
         parts = self.components
-        config = parts.config
-        compute = str(parts.facts["precision"]).removeprefix("mixed_")
-        step = EvaluationStep(parts.model, build.evaluation_preprocess(compute))
-        for source in (parts.validation_source, parts.data.source):
+        plan = parts.plan
+        step = EvaluationStep(parts.model, build.evaluation_preprocess(plan.compute_dtype))
+        for source in (parts.sources[plan.validation.split], parts.data.source):
             validation = Validation(
                 step,
                 source,
                 parts.communicator,
-                batch=config.evaluation.eval_batch or config.optimization.per_gpu_batch,
-                image_size=config.network.image_size,
-                crop_fraction=build.evaluation_crop(config.data),
+                batch=plan.validation.batch,
+                image_size=plan.validation.image_size,
+                crop_fraction=plan.validation.crop_fraction,
                 options=parts.data.options,
             )
             start = time.perf_counter()
@@ -215,7 +214,7 @@ class Alternation(TrainingCallback):
             # The seconds of the training images remain.
             seconds = time.perf_counter() - start
         per_image = seconds / parts.data.source.num_examples
-        training = statistics.median(self.loop_seconds) / config.optimization.per_gpu_batch
+        training = statistics.median(self.loop_seconds) / plan.base_batch
         return {
             "images": parts.data.source.num_examples,
             "seconds_per_image": per_image,
@@ -224,8 +223,8 @@ class Alternation(TrainingCallback):
 
     def report(self) -> dict[str, Any]:
         """Returns the measured figures as a JSON object."""
-        config = self.components.config
-        batch = config.optimization.per_gpu_batch
+        plan = self.components.plan
+        batch = plan.base_batch
         loop_seconds = statistics.median(self.loop_seconds)
         bare_seconds = statistics.median(self.bare_seconds)
         ratios = [
@@ -233,10 +232,10 @@ class Alternation(TrainingCallback):
         ]
         return {
             "benchmark": "loop",
-            "model": config.network.model,
+            "model": plan.network.model,
             "batch": batch,
-            "image_size": config.network.image_size,
-            "precision": self.components.facts["precision"],
+            "image_size": plan.image_sizes.at(0),
+            "precision": plan.precision,
             "threads": tf.config.threading.get_intra_op_parallelism_threads(),
             "images_per_second": batch / loop_seconds,
             "bare_images_per_second": batch / bare_seconds,

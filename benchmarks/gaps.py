@@ -60,13 +60,13 @@ def main(argv: Sequence[str]) -> int:
 
 def _profiled(steps: int, flags: Sequence[str]) -> dict[str, Any]:
     """Runs some steps of training with flags, and returns the summary of their profile."""
-    from hybrid_imagenet import comm
+    from hybrid_imagenet import comm, run_plan
     from hybrid_imagenet import config as configuration
-    from hybrid_imagenet.config import derived
 
     config = configuration.resolve(flags, 1)
     communicator = comm.start(
-        derived.communication(config), persistent_batch_norm=config.network.persistent_batch_norm
+        run_plan.make(config).communication,
+        persistent_batch_norm=config.network.persistent_batch_norm,
     )
     import tensorflow as tf
     from tensorflow.tsl.profiler.protobuf import xplane_pb2

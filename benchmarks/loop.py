@@ -16,11 +16,10 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any
 
-from hybrid_imagenet import comm
+from hybrid_imagenet import comm, run_plan
 from hybrid_imagenet import config as configuration
 from hybrid_imagenet.benchmarks import photographs, scaling
 from hybrid_imagenet.commands import command_line
-from hybrid_imagenet.config import derived
 
 _EPILOG = """\
 Examples:
@@ -50,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
             ]
         config = configuration.resolve(flags + training_flags, comm.placement().size)
         communicator = comm.start(
-            derived.communication(config),
+            run_plan.make(config).communication,
             persistent_batch_norm=config.network.persistent_batch_norm,
         )
         # It imports TensorFlow, which must be loaded after `comm.start`.

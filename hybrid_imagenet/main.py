@@ -40,15 +40,16 @@ from hybrid_imagenet import config as configuration
 from hybrid_imagenet import print_config, recipes
 from hybrid_imagenet.cluster import job_lines, rank_failure
 from hybrid_imagenet.cluster.environment import placement
-from hybrid_imagenet.config import defaults, derived
+from hybrid_imagenet.config import defaults
 from hybrid_imagenet.config import help as flag_help
 from hybrid_imagenet.options import normalize_flag
 from hybrid_imagenet.resilience.exit_code import notify_exit
 from hybrid_imagenet.resilience.launcher import follow_launcher, launcher_rank
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
 from hybrid_imagenet.resilience.watchdog import watch_startup
+from hybrid_imagenet.run_plan import RunPlan
 from hybrid_imagenet.startup import STARTUP_PROGRESS, is_terminal_output
-from hybrid_imagenet.training import preflight, smaller_batch_advice
+from hybrid_imagenet.training import preflight
 
 # Options of `run`, by every name that it accepts, and how to write them.
 _LAUNCH_OPTIONS = {
@@ -90,17 +91,16 @@ def main(arguments: Sequence[str]) -> int:
             return EXIT_OK
         _reject_launch_options(arguments)
         config = configuration.resolve(arguments, placement().size)
-        if not config.run.print_config:
-            preflight.run(config)
+        if config.run.print_config:
+            return _print_config(config)
+        plan = preflight.run(config)
     except UserError as error:
         _print_error_before_connecting(error)
         notify_exit(error.exit_code)
         return error.exit_code
     if config.run.check_only:
         return EXIT_OK
-    if config.run.print_config:
-        return _print_config(config)
-    return _train(config)
+    return _train(config, plan)
 
 
 def _reject_launch_options(arguments: Sequence[str]) -> None:
@@ -132,33 +132,37 @@ def _print_config(config: configuration.RunConfig) -> int:
     return EXIT_OK
 
 
-def _train(config: configuration.RunConfig) -> int:
-    """Connects the ranks, trains and returns the exit code; ends the process after an error."""
+def _train(config: configuration.RunConfig, plan: RunPlan) -> int:
+    """Connects the ranks, trains and returns the exit code; ends the process after an error.
+
+    Args:
+      config: Settings of the run, which may change when all ranks and the data are known.
+      plan: What they mean for this rank. It says how to connect.
+    """
     # Imported late, so that a wrong flag is an error without TensorFlow, and TensorFlow starts with
     # the number of threads that comm sets.
     from hybrid_imagenet import comm
 
     follow_launcher()
-    watch_startup(STARTUP_PROGRESS, config.run.stall_timeout, launcher_rank(), config.ranks)
-    if launcher_rank() == 0 and config.run.progress != "none":
+    stall_timeout = plan.recording.stall_timeout
+    watch_startup(STARTUP_PROGRESS, stall_timeout, launcher_rank(), plan.ranks)
+    progress = plan.recording.progress
+    if launcher_rank() == 0 and progress != "none":
         STARTUP_PROGRESS.open(
-            derived.title(config),
-            sys.stdout,
-            terminal=is_terminal_output(config.run.progress, placement().size),
+            plan.title, sys.stdout, terminal=is_terminal_output(progress, placement().size)
         )
     STARTUP_PROGRESS.begin("loading TensorFlow")
     try:
         communicator = comm.start(
-            derived.communication(config),
-            persistent_batch_norm=config.network.persistent_batch_norm,
+            plan.communication, persistent_batch_norm=plan.network.persistent_batch_norm
         )
         STARTUP_PROGRESS.begin("loading Keras")
         from hybrid_imagenet import train
 
         stop = train.run(config, communicator)
     except Exception as error:
-        _end_process(_report_failure(error, config))
-    _limit_wait_for_other_ranks(config.run.stall_timeout)
+        _end_process(_report_failure(error, plan))
+    _limit_wait_for_other_ranks(stall_timeout)
     # The launcher ends all ranks as soon as one has ended with another code than 0, so they wait
     # for one another. A rank that is lost here does not matter, because everything is saved.
     with contextlib.suppress(Exception):
@@ -172,7 +176,7 @@ def _train(config: configuration.RunConfig) -> int:
     return EXIT_OK
 
 
-def _report_failure(error: Exception, config: configuration.RunConfig) -> int:
+def _report_failure(error: Exception, plan: RunPlan) -> int:
     """Prints why training has failed, and returns the exit code."""
     if isinstance(error, UserError):
         _print_error(error)
@@ -184,13 +188,13 @@ def _report_failure(error: Exception, config: configuration.RunConfig) -> int:
     from hybrid_imagenet.comm import lost_rank
 
     if out_of_memory.is_out_of_memory(error):
-        memory_error = out_of_memory.user_error(error, smaller_batch_advice.advice(config))
+        memory_error = out_of_memory.user_error(error, plan.recording.smaller_batch_advice)
         _print_error(memory_error)
         return memory_error.exit_code
     if lost_rank.is_lost_rank_error(error):
         print(UserError(lost_rank.lost_rank_message(error)), file=sys.stderr)
         return EXIT_STALLED
-    _report_unexpected_error(error, config.ranks)
+    _report_unexpected_error(error, plan.ranks)
     return EXIT_FAILURE
 
 

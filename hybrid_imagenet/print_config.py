@@ -1,4 +1,4 @@
-"""Writes the text of --print_config: settings with their origins, and the schedule by epoch."""
+"""Writes the text of --print_config: settings with their origins, and the plan by epoch."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from hybrid_imagenet.config import derived
+from hybrid_imagenet import run_plan
 from hybrid_imagenet.config.flag_checks import check_data
 from hybrid_imagenet.errors import pluralize
-from hybrid_imagenet.optimizers.registry import rule
+from hybrid_imagenet.optimizers.registry import HybridOptions, LarsOptions, SgdOptions, rule
 from hybrid_imagenet.options import Origin, format_value
 from hybrid_imagenet.order.sampling import SampleOrder
+from hybrid_imagenet.run_plan import RunPlan
 from hybrid_imagenet.schedules import mlperf
-from hybrid_imagenet.schedules.run_length import RunLength
+from hybrid_imagenet.schedules.training_schedule import MLPerfDecay
 from hybrid_imagenet.training import relative_step_advice
 
 if TYPE_CHECKING:
@@ -59,13 +60,20 @@ class EpochPlan:
 
 
 def describe(config: RunConfig, num_examples: int) -> str:
-    """Describes every setting, and every epoch of a run on `num_examples` images."""
-    epochs = plan(config, num_examples)
+    """Describes every setting, and every epoch of a run on `num_examples` images.
+
+    Raises:
+      UserError: if a batch is larger than the dataset.
+    """
+    check_data(config, num_examples)
+    plan = run_plan.make(config)
+    epochs = plan_epochs(plan, num_examples)
     return _join(
         [
-            *_setting_lines(config, list(config.values())),
+            *_setting_lines(config, plan, list(config.values())),
             "",
-            *_result_lines(config, num_examples, epochs),
+            *_result_lines(plan, num_examples, epochs),
+            *_warning_lines(config, plan),
             "",
             _HEADER,
             *map(_row, epochs),
@@ -79,9 +87,14 @@ def summarize(config: RunConfig, num_examples: int) -> str:
     Args:
       config: of the run.
       num_examples: number of training images.
+
+    Raises:
+      UserError: if a batch is larger than the dataset.
     """
+    check_data(config, num_examples)
+    plan = run_plan.make(config)
     names = [name for name in config.values() if _is_in_summary(config, name)]
-    epochs = plan(config, num_examples)
+    epochs = plan_epochs(plan, num_examples)
     table = [_HEADER]
     index_before = -1
     for index in boundaries(epochs):
@@ -96,9 +109,10 @@ def summarize(config: RunConfig, num_examples: int) -> str:
     )
     return _join(
         [
-            *_setting_lines(config, names),
+            *_setting_lines(config, plan, names),
             "",
-            *_result_lines(config, num_examples, epochs),
+            *_result_lines(plan, num_examples, epochs),
+            *_warning_lines(config, plan),
             "",
             *table,
             "",
@@ -113,22 +127,14 @@ def _is_in_summary(config: RunConfig, name: str) -> bool:
     return config.origins[name] is not Origin.DEFAULT and name not in _FLAGS_OF_PRINTING
 
 
-def plan(config: RunConfig, num_examples: int) -> list[EpochPlan]:
-    """Returns every epoch of a run on `num_examples` images.
-
-    Raises:
-      UserError: if a batch is larger than the dataset.
-    """
-    check_data(config, num_examples)
-    schedule = derived.schedule(config)
-    stages = derived.batches(config)
-    order = SampleOrder(num_examples, config.run.seed)
-    image_sizes = derived.sizes(config.network)
-    length = RunLength(order, config.run.epochs, config.run.max_steps)
+def plan_epochs(plan: RunPlan, num_examples: int) -> list[EpochPlan]:
+    """Returns every epoch of a run on `num_examples` images."""
+    order = SampleOrder(num_examples, plan.seed)
+    schedule = plan.schedule.values
     epochs = []
-    for span in length.spans(lambda epoch: stages.at(epoch).global_batch(config.gpus)):
-        stage = stages.at(span.epoch)
-        batch = stage.global_batch(config.gpus)
+    for span in plan.length(order).spans(plan.global_batch):
+        stage = plan.batches.at(span.epoch)
+        batch = plan.global_batch(span.epoch)
         second = order.advance(span.begin, batch)
         last = span.begin
         if span.steps > 1:
@@ -141,7 +147,7 @@ def plan(config: RunConfig, num_examples: int) -> list[EpochPlan]:
         epochs.append(
             EpochPlan(
                 epoch=span.epoch + 1,
-                phase=rule(config.optimization.optimizer, first_values["phase"]),
+                phase=rule(plan.optimizer.name, first_values["phase"]),
                 learning_rate=first_values["learning_rate"],
                 last_learning_rate=last_values["learning_rate"],
                 bounds=bounds,
@@ -150,7 +156,7 @@ def plan(config: RunConfig, num_examples: int) -> list[EpochPlan]:
                 accumulation=stage.accumulation,
                 global_batch=batch,
                 steps=span.steps,
-                image_size=image_sizes.at(span.epoch),
+                image_size=plan.image_sizes.at(span.epoch),
             )
         )
     return epochs
@@ -183,52 +189,58 @@ def _join(lines: Iterable[str]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _setting_lines(config: RunConfig, names: Sequence[str]) -> list[str]:
+def _setting_lines(config: RunConfig, plan: RunPlan, names: Sequence[str]) -> list[str]:
     """Returns a line for each of these settings, and one for each that was set but is not used."""
     values = config.values()
     texts = {name: format_value(values[name]) for name in names}
     width = max(map(len, [*texts, *config.dropped]))
     value_width = max(map(len, texts.values()))
     lines = [
-        f"{name:<{width}}  {text:<{value_width}}  {_format_origin(config, name)}"
+        f"{name:<{width}}  {text:<{value_width}}  {_format_origin(config, plan, name)}"
         for name, text in texts.items()
     ]
     return lines + [f"{name:<{width}}  not used: {note}" for name, note in config.dropped.items()]
 
 
-def _format_origin(config: RunConfig, name: str) -> str:
+def _format_origin(config: RunConfig, plan: RunPlan, name: str) -> str:
     origin = config.origins[name]
     if origin is Origin.RECIPE:
         return f"{origin.value} {config.run.recipe}"
     if origin is Origin.BATCH:
-        return f"{origin.value} at batch {derived.base_batch(config)}"
+        return f"{origin.value} at batch {plan.base_batch}"
     return origin.value
 
 
-def _result_lines(config: RunConfig, num_examples: int, epochs: Sequence[EpochPlan]) -> list[str]:
-    """Returns lines on values that follow from all settings together, then warnings."""
+def _result_lines(plan: RunPlan, num_examples: int, epochs: Sequence[EpochPlan]) -> list[str]:
+    """Returns lines on values that follow from all settings together."""
     steps = sum(row.steps for row in epochs)
-    gpus = pluralize(config.gpus, "GPU")
+    gpus = pluralize(plan.workers, "GPU")
     lines = [f"{num_examples} training images, {gpus}, {steps} steps"]
-    relative_step = relative_step_advice.line(config)
+    relative_step = relative_step_advice.line(plan)
     if relative_step is not None:
         lines.append(relative_step)
-    batch = derived.base_batch(config)
-    if config.optimization.lr_schedule == "mlperf" and not config.network.sync_batch_norm:
-        images = config.optimization.per_gpu_batch * config.network.bn_group
-        in_table = mlperf.point_at(batch).normalized_images
+    if isinstance(plan.schedule.decay, MLPerfDecay):
+        images = plan.batches.at(0).per_gpu_batch * plan.normalized_gpus
+        in_table = mlperf.point_at(plan.base_batch).normalized_images
         lines.append(
             f"batch normalization over {images} images"
-            f" ({pluralize(config.network.bn_group, 'GPU')}); MLPerf's table has {in_table}"
+            f" ({pluralize(plan.normalized_gpus, 'GPU')}); MLPerf's table has {in_table}"
         )
-    if config.optimizer_options.get("decoupled_decay"):
-        decay = derived.decoupled_decay(config)
-        lines.append(f"decoupled decay {decay:.3g} of the weights a step at batch {batch}")
+    options = plan.optimizer.options
+    if isinstance(options, SgdOptions | LarsOptions | HybridOptions) and options.decoupled_decay:
+        lines.append(
+            f"decoupled decay {options.weight_decay:.3g} of the weights a step at batch"
+            f" {plan.base_batch}"
+        )
+    return lines
+
+
+def _warning_lines(config: RunConfig, plan: RunPlan) -> list[str]:
     warnings = list(config.kept_notes)
-    warning = relative_step_advice.warning(config)
+    warning = relative_step_advice.warning(plan)
     if warning is not None:
         warnings.append(warning)
-    return lines + [f"warning: {text}" for text in warnings]
+    return [f"warning: {text}" for text in warnings]
 
 
 def _row(row: EpochPlan) -> str:

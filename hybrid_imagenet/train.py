@@ -1,4 +1,4 @@
-"""Builds the components of a run from its configuration, and trains."""
+"""Plans a run, builds its components, and trains. Read it after `main.py`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import keras
 import tensorflow as tf
 
+from hybrid_imagenet import run_plan
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import RunConfig, defaults, flag_checks
 from hybrid_imagenet.startup import STARTUP_PROGRESS
@@ -39,7 +40,10 @@ def run(
 
 
 def build_components(config: RunConfig, communicator: Communicator) -> RunComponents:
-    """Builds the components of a run; every rank calls it.
+    """Plans a run and builds its components; every rank calls it.
+
+    The plan needs flags that are the same on all ranks, and some that follow from the data and the
+    hardware. So it comes after both are known, and nothing below it sees the flags.
 
     Args:
       config: of the run.
@@ -59,15 +63,17 @@ def build_components(config: RunConfig, communicator: Communicator) -> RunCompon
         tf.config.experimental.enable_op_determinism()
     with communicator.raise_on_all_ranks():
         precision = _choose_precision(config, communicator)
-        train, validation = build.sources(config)
-    same_data.check_ranks(communicator, build.sources_by_name(config, train, validation))
+        train, validation = build.sources(config.data, config.run.seed)
+    sources = {"training": train, config.data.validated_split: validation}
+    same_data.check_ranks(communicator, sources)
     with communicator.raise_on_all_ranks():
         build.check_shuffle_window(config.data, train)
         flag_checks.check_data(config, train.num_examples)
         config = defaults.decide_xla(config, train.num_examples, precision)
-        recording = Recording(config, communicator.rank, communicator.size)
+        plan = run_plan.make(config, precision)
+        recording = Recording(plan, communicator.rank, communicator.size)
     STARTUP_PROGRESS.begin("building the model")
-    return RunComponents(config, communicator, recording, precision, train, validation)
+    return RunComponents(plan, communicator, recording, sources)
 
 
 def _choose_precision(config: RunConfig, communicator: Communicator) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hybrid_imagenet import config as configuration
-from hybrid_imagenet.config import derived
 from hybrid_imagenet.data import datasets
 from studies import trial_runs
 from studies.trial_runs import Cell
@@ -17,7 +16,7 @@ def images(cell: Cell) -> int | None:
     examples = datasets.source_type(config.data.dataset).train_images
     if examples is None:
         return None
-    return round((examples - derived.held_out(config.data, examples)) * config.run.epochs)
+    return round((examples - config.data.num_held_out(examples)) * config.run.epochs)
 
 
 def line(cells: Sequence[Cell], rate: float, later: int = 0) -> str:

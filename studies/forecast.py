@@ -15,10 +15,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from hybrid_imagenet import config as configuration
+from hybrid_imagenet import run_plan
 from hybrid_imagenet.commands import command_line
-from hybrid_imagenet.config import RunConfig, derived
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.optimizers.registry import OPTIMIZERS
+from hybrid_imagenet.run_plan import RunPlan
 from hybrid_imagenet.schedules import mlperf
 from hybrid_imagenet.training import relative_step_advice
 
@@ -79,34 +79,29 @@ def forecast_top1(step: float, batch: float) -> float | None:
     return float(np.interp(math.log(fraction), np.log(fractions), top1))
 
 
-def epochs_to_accuracies(config: RunConfig) -> dict[float, int]:
+def epochs_to_accuracies(plan: RunPlan) -> dict[float, int]:
     """Returns the epoch after which each of 70, 74 and 75 % is reached, for those that are.
 
     Raises:
       UserError: for runs other than LARS or hybrid with ResNet-50 on ImageNet.
     """
-    top = relative_step_advice.peak(config)
+    top = relative_step_advice.peak(plan)
     network = (
-        config.network.model,
-        config.network.model_width,
-        config.network.image_size,
-        config.network.freeze,
-        config.run.max_steps,
+        plan.network.model,
+        plan.network.width,
+        plan.image_sizes.stages[-1][1],
+        plan.network.frozen_layers,
+        plan.max_steps,
     )
-    has_rate_as_step = OPTIMIZERS[config.optimization.optimizer].relative_rate
-    if top is None or has_rate_as_step or network != _RESNET50:
+    if top is None or plan.optimizer.spec.relative_rate or network != _RESNET50:
         raise UserError(
             "The forecast is for ResNet-50 with 224 pixels and LARS. Use --optimizer=lars or"
             " --optimizer=hybrid, and omit flags of other networks."
         )
-    schedule = derived.schedule(config)
-    stages = derived.batches(config)
     reached: dict[float, int] = {}
-    for epoch in range(top.epoch, int(config.run.epochs) + 1):
-        batch = stages.at(epoch - 1).global_batch(config.gpus)
-        end_of_epoch = epoch - 0.01
-        step = relative_step_advice.at_step(config, schedule(end_of_epoch, end_of_epoch, batch))
-        top1 = None if step is None else forecast_top1(step, batch)
+    for epoch in range(top.epoch, int(plan.epochs) + 1):
+        step = relative_step_advice.at_step(plan.optimizer, plan.values_at(epoch - 0.01))
+        top1 = None if step is None else forecast_top1(step, plan.global_batch(epoch - 1))
         for accuracy in _ACCURACIES:
             if top1 is not None and top1 >= accuracy:
                 reached.setdefault(accuracy, epoch)
@@ -126,10 +121,9 @@ def main(arguments: Sequence[str]) -> None:
         "-np", type=command_line.positive_int, default=1, metavar="N", help="number of GPUs"
     )
     options, flags = parser.parse_known_args(arguments)
-    config = configuration.resolve(flags, options.np)
-    reached = epochs_to_accuracies(config)
-    batch = derived.base_batch(config)
-    print(f"{mlperf.TRAIN_IMAGES:,} images, batch {batch:,}, {config.run.epochs:g} epochs")
+    plan = run_plan.make(configuration.resolve(flags, options.np))
+    reached = epochs_to_accuracies(plan)
+    print(f"{mlperf.TRAIN_IMAGES:,} images, batch {plan.base_batch:,}, {plan.epochs:g} epochs")
     if not reached:
         print("forecast: below 70 % to the end, or a batch outside the tested logs")
     for accuracy, epoch in sorted(reached.items()):

@@ -39,6 +39,7 @@ ALLOWED = {
         "data",
         "runlog",
     },
+    "run_plan": {"config", "comm", "data", "optimizers", "order", "schedules"},
     "checkpoints": {"order", "models", "data", "optimizers"},
     "runlog": {"analysis", "optimizers"},
     "resilience": {"cluster", "comm", "checkpoints"},
@@ -46,6 +47,7 @@ ALLOWED = {
     "training": {
         "callbacks",
         "training_run",
+        "run_plan",
         "order",
         "schedules",
         "config",
@@ -58,10 +60,11 @@ ALLOWED = {
         "runlog",
         "resilience",
     },
-    "train": {"config", "comm", "training"},
-    "print_config": {"config", "optimizers", "order", "schedules", "training"},
+    "train": {"config", "run_plan", "comm", "training"},
+    "print_config": {"config", "run_plan", "optimizers", "order", "schedules", "training"},
     "main": {
         "config",
+        "run_plan",
         "recipes",
         "cluster",
         "comm",
@@ -93,6 +96,7 @@ ALLOWED = {
         "cluster",
         "analysis",
         "config",
+        "run_plan",
         "comm",
         "optimizers",
         "data",
@@ -307,6 +311,20 @@ def test_package_imports_nothing_outside_itself_from_the_checkout():
         ], path
 
 
+def test_training_gets_its_numbers_from_the_plan():
+    # These read flags: the checks of a command line, and the data that a plan depends on.
+    before_the_plan = {"training/preflight.py", "training/build.py"}
+    for path in modules():
+        names = set(imported_names(ast.parse(path.read_text())))
+        file = str(path.relative_to(PACKAGE))
+        if part_of(path) not in ("config", "run_plan"):
+            assert "hybrid_imagenet.config.derived" not in names, file
+        if part_of(path) == "training" and file not in before_the_plan:
+            # `stored` reads the file of an earlier run.
+            flags = {name for name in names if name.startswith("hybrid_imagenet.config")}
+            assert flags <= {"hybrid_imagenet.config.stored"}, file
+
+
 def test_horovod_is_imported_only_by_comm():
     for path in modules():
         if part_of(path) != "comm":
@@ -358,7 +376,7 @@ def test_public_names_are_visible_to_type_checkers():
         assert getattr(hybrid_imagenet, name)
 
 
-PURE_PACKAGES = ("analysis", "config", "errors", "planner", "recipes", "schedules")
+PURE_PACKAGES = ("analysis", "config", "errors", "planner", "recipes", "run_plan", "schedules")
 PURE_FILES = (
     "comm.packing",
     "comm.torus",

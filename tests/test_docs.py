@@ -15,13 +15,12 @@ import pytest
 from PIL import Image
 
 import hybrid_imagenet as hi
-from hybrid_imagenet import __main__, config
+from hybrid_imagenet import __main__, config, run_plan
 from hybrid_imagenet.cluster import gpus
 from hybrid_imagenet.commands import evaluate, export, predict, run, runs
 from hybrid_imagenet.commands.data import data_command as data
 from hybrid_imagenet.commands.doctor import doctor_command as doctor
 from hybrid_imagenet.commands.report import report_command as report
-from hybrid_imagenet.config import derived
 from hybrid_imagenet.config import help as flag_help
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.planner import planner_flags as plan
@@ -151,7 +150,7 @@ def test_examples_with_gpus_have_the_batch_that_is_stated_next_to_them(monkeypat
         stated = re.search(r"([\d,]+) images per step", comment)
         assert stated or page_name == "README.md", (page_name, words)
         batch = int(stated[1].replace(",", "")) if stated else 256 * resolved.gpus
-        assert derived.base_batch(resolved) == batch, (page_name, words)
+        assert run_plan.make(resolved).base_batch == batch, (page_name, words)
         checked += 1
     assert checked >= 15
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hybrid_imagenet import config, errors
+from hybrid_imagenet import config, errors, run_plan
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.errors import (
     SharedError,
@@ -84,7 +84,7 @@ def test_recording_writes_no_secrets_into_files_or_output(tmp_path, capsys, monk
     monkeypatch.setenv("WANDB_API_KEY", "from-the-environment")
     secret = "https://ann:hunter2@host/data?token=abcdef"
     flags = [f"--data_dir={secret}", f"--run_dir={tmp_path / 'run'}", "--progress=plain"]
-    recording = Recording(config.resolve(flags), 0, 1)
+    recording = Recording(run_plan.make(config.resolve(flags)), 0, 1)
     facts = {"train_images": 1, "validation_images": 1, "world_size": 1, "precision": "float32"}
     recording.start(facts, {"step": 0, "epochs": 0.0}, RunState())
     recording.writer.close()

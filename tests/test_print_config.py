@@ -2,7 +2,7 @@
 
 import pytest
 
-from hybrid_imagenet import config, main, print_config
+from hybrid_imagenet import config, main, print_config, run_plan
 from hybrid_imagenet.config import flag_checks
 from hybrid_imagenet.errors import UserError
 
@@ -89,7 +89,7 @@ def test_summarize_of_defaults_still_names_the_recipe():
     ],
 )
 def test_boundaries_are_the_epochs_in_which_the_schedule_changes(flags, epochs):
-    rows = print_config.plan(config.resolve(flags, 64), 100_000)
+    rows = print_config.plan_epochs(run_plan.make(config.resolve(flags, 64)), 100_000)
     assert [rows[index].epoch for index in print_config.boundaries(rows)] == epochs
 
 
@@ -121,7 +121,7 @@ def test_print_config_prints_all_settings_only_with_all(words, printed, capsys):
 
 def test_plan_has_the_steps_of_a_loop_over_the_examples():
     resolved = config.resolve([*FLAGS, "--batch_schedule=2:*2,4:64x4"], 2)
-    rows = print_config.plan(resolved, 1437)
+    rows = print_config.plan_epochs(run_plan.make(resolved), 1437)
     offset = 0
     expected = []
     for epoch in range(6):
@@ -142,7 +142,7 @@ def test_plan_with_a_batch_larger_than_the_data_raises():
         UserError,
         match=r"--batch_schedule=3:512x2: 512 images x 2 .*batch of 2048 from epoch 3 .*1437",
     ):
-        print_config.plan(resolved, 1437)
+        print_config.summarize(resolved, 1437)
     with pytest.raises(
         UserError,
         match=r"--per_gpu_batch=32: 32 images on 64 GPUs make a batch of 2048 from epoch 0",
@@ -154,8 +154,8 @@ def test_plan_with_a_batch_larger_than_the_data_raises():
     "flags", [["--optimizer=adamw"], ["--optimizer=lamb"], ["--optimizer=muon"]]
 )
 def test_warmup_of_optimizers_with_small_rates_begins_at_zero(flags):
-    rows = print_config.plan(
-        config.resolve([*FLAGS, *flags, "--lr=0.02", "--lr_scaling=none"], 2), 1437
+    rows = print_config.plan_epochs(
+        run_plan.make(config.resolve([*FLAGS, *flags, "--lr=0.02", "--lr_scaling=none"], 2)), 1437
     )
     rates = [row.learning_rate for row in rows]
     assert rates[0] == 0

@@ -328,9 +328,8 @@ def run_worker(
     Raises:
       SharedError: for a flag that this benchmark does not support.
     """
-    from hybrid_imagenet import comm
+    from hybrid_imagenet import comm, run_plan
     from hybrid_imagenet import config as configuration
-    from hybrid_imagenet.config import derived
 
     config = configuration.resolve(flags, comm.placement().size)
     required_values = {"virtual_gpus": 1, "gradient_accumulation_steps": 1, "random_batch": 0}
@@ -341,8 +340,11 @@ def run_worker(
                 f"{name} is {value}, but a step of this benchmark is one batch of each GPU. Omit"
                 " the flags that set it."
             )
-    settings, persistent = derived.communication(config), config.network.persistent_batch_norm
-    communicator = comm.start(settings, threads=options.threads, persistent_batch_norm=persistent)
+    communicator = comm.start(
+        run_plan.make(config).communication,
+        threads=options.threads,
+        persistent_batch_norm=config.network.persistent_batch_norm,
+    )
     row = measure(
         config, communicator, options.steps, options.rounds, options.classes, before_timing
     )
@@ -480,6 +482,7 @@ def training_step(
     import numpy as np
     import tensorflow as tf
 
+    from hybrid_imagenet import run_plan
     from hybrid_imagenet.config import defaults
     from hybrid_imagenet.data import augmentations, datasets
     from hybrid_imagenet.training import build
@@ -487,10 +490,10 @@ def training_step(
     # Use the step of a training on ImageNet.
     images = datasets.source_type("imagenet2012").train_images
     assert images is not None
-    config = defaults.decide_xla(config, images, precision)
-    model = build.model(config, precision, classes, communicator)
-    optimizer = build.optimizer(config, model, reducer)
-    train = build.train_step(config, precision, model, optimizer)
+    plan = run_plan.make(defaults.decide_xla(config, images, precision), precision)
+    model = build.model(plan, classes, communicator)
+    optimizer = build.optimizer(plan, model, reducer)
+    train = build.train_step(plan, model, optimizer)
     random = np.random.default_rng(communicator.rank)
     side = augmentations.host_augmentation(config.data.augmentation, config.network.image_size).side
     shape = [config.optimization.per_gpu_batch, side, side, 3]

@@ -7,7 +7,7 @@ all-reduce are in one mapping each, such as `config.optimizer_options["momentum"
 * `flags` declares groups and options.
 * `flag_checks` has the rules for flags that depend on each other.
 * `resumed_run` has the rule for a run that is resumed.
-* `defaults` derives defaults, and `derived` other values, from the flags.
+* `defaults` derives defaults from the flags, and `derived` what these follow from.
 * `help` writes the text of --help.
 
 Nothing here imports TensorFlow, so that `--help` and a wrong flag answer at once.
@@ -171,6 +171,16 @@ class RunConfig:
             name: without_secrets(value) if isinstance(value, str) else value
             for name, value in flags.items()
         }
+
+    def stored(self) -> dict[str, dict[str, Any]]:
+        """Returns what config.json stores: the settings, and what set each of them."""
+        flags = self.shown()
+        # The run may be resumed from another working directory.
+        for name in ("data_dir", "data_cache_dir"):
+            if flags[name] and not files.is_url(flags[name]):
+                flags[name] = str(files.expand_home(flags[name]).absolute())
+        origins = {name: origin.value for name, origin in self.origins.items()}
+        return {"flags": flags, "origins": origins}
 
 
 def resolve(arguments: Sequence[str], ranks: int = 1, *, before: Sequence[str] = ()) -> RunConfig:

@@ -21,8 +21,7 @@ from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.models.depths import DEPTHS
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 from hybrid_imagenet.options import Origin, format_value, options_of
-from hybrid_imagenet.schedules import mlperf
-from hybrid_imagenet.schedules.relative_step import relative_step
+from hybrid_imagenet.schedules import mlperf, relative_step
 
 if TYPE_CHECKING:
     from hybrid_imagenet.config import RunConfig
@@ -273,8 +272,9 @@ def _with_tuned_trust_coefficient(config: RunConfig) -> RunConfig:
     # LARC's clip limits the step, whatever the learning rate is.
     learning_rate = 1.0 if variant == "larc" else first_values["learning_rate"]
     momentum = first_values["momentum"]
-    factor = derived.gradient_factor(config, momentum)
-    step_of_eta_1 = relative_step(learning_rate, 1.0, momentum, factor)
+    handover = config.optimizer_options["hybrid_handover"]
+    factor = relative_step.gradient_factor(handover, momentum)
+    step_of_eta_1 = relative_step.relative_step(learning_rate, 1.0, momentum, factor)
     if step_of_eta_1 <= 0:
         return config
     return config.replace(Origin.BATCH, lars_eta=mlperf.tuned_step(batch) / step_of_eta_1)

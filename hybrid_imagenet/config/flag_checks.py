@@ -9,7 +9,7 @@ import math
 import typing
 
 from hybrid_imagenet.comm import torus
-from hybrid_imagenet.config.derived import batches, check_groups, sizes
+from hybrid_imagenet.config.derived import batches, sizes
 from hybrid_imagenet.config.flags import COMMON, DataFlags
 from hybrid_imagenet.errors import UserError, pluralize
 from hybrid_imagenet.models import keras_families
@@ -322,10 +322,8 @@ def check_data(config: RunConfig, num_examples: int) -> None:
     """Checks the batches of all epochs against the dataset.
 
     Raises:
-      UserError: if an update needs more images than an epoch has, or groups for normalization do
-        not contain all GPUs.
+      UserError: if an update needs more images than an epoch has.
     """
-    check_groups(config)
     for stage in batches(config).stages:
         batch = stage.global_batch(config.gpus)
         if batch > num_examples:

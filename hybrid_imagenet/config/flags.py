@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from hybrid_imagenet.comm.settings import ALGORITHMS, CommunicationFlags
-from hybrid_imagenet.data import datasets
+from hybrid_imagenet.data import datasets, splits
 from hybrid_imagenet.data.augmentations import AUGMENTATIONS
+from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.models.depths import DEPTHS, STEMS, WIDTH
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 from hybrid_imagenet.options import Option, option, options_of
@@ -336,6 +337,30 @@ class DataFlags:
         " of K classes, n_c of them of its class, so that all classes count alike.",
         choices=("none", "balanced"),
     )
+
+    @property
+    def validated_split(self) -> str:
+        """The images that are validated: `tuning` for those that --tuning_split holds out."""
+        return self.eval_split if self.tuning_split else "validation"
+
+    @property
+    def half_memory_bytes(self) -> int:
+        """Half of --data_memory_gb in bytes.
+
+        One half is for batches that are read ahead, the other for the row groups of Parquet.
+        """
+        return int(self.data_memory_gb * 1e9 / 2)
+
+    def num_held_out(self, num_examples: int) -> int:
+        """Returns the number of training images that --tuning_split holds out.
+
+        Raises:
+          UserError: if no image is left to train on, or none to tune on.
+        """
+        try:
+            return splits.num_held_out(self.tuning_split, num_examples)
+        except ValueError as error:
+            raise UserError(f"--tuning_split={self.tuning_split:g}: {error}") from None
 
 
 @dataclasses.dataclass(frozen=True)

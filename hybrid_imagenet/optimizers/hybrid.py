@@ -20,7 +20,6 @@ from hybrid_imagenet.optimizers.formulas import adam_step_size
 from hybrid_imagenet.optimizers.hyperparameters import StepHyperparameters
 from hybrid_imagenet.optimizers.layer_scaled import LayerScaledOptimizer, LayerScaling
 from hybrid_imagenet.optimizers.registry import HybridOptions
-from hybrid_imagenet.schedules import relative_step
 
 Array = npt.NDArray[np.float64]
 
@@ -202,9 +201,6 @@ class Hybrid(LayerScaledOptimizer):
     def counters(self) -> list[keras.Variable]:
         return [self._sgd_steps]
 
-    def gradient_factor(self, momentum: Any) -> Any:
-        return relative_step.gradient_factor(self.options.handover, momentum)
-
     def decay_is_on(self, hyperparameters: StepHyperparameters) -> Any:
         return tf.where(hyperparameters.phase > 0.5, 1.0, float(self.options.decay_in_warmup))
 
@@ -239,7 +235,7 @@ class Hybrid(LayerScaledOptimizer):
             terms.weight_norms,
             gradient_norms,
             hyperparameters.learning_rate,
-            factor=self.gradient_factor(hyperparameters.momentum),
+            factor=self.options.gradient_factor(hyperparameters.momentum),
             trust_ratio_exponent=hyperparameters.trust_ratio_exponent,
         )
         if ratios is not None:

@@ -61,14 +61,6 @@ class LayerScaledOptimizer(GroupedOptimizer):
         """Sets the trust coefficient; call it before the first step is traced."""
         self.options = dataclasses.replace(self.options, trust_coefficient=value)
 
-    def gradient_factor(self, momentum: Any) -> Any:
-        """Returns the factor of the gradient in the velocity, see `relative_step`.
-
-        Args:
-          momentum: A number, or a tensor of float32 inside a step.
-        """
-        return relative_step.gradient_factor(None, momentum)
-
     def tuned_trust_coefficient(self, batch: float, learning_rate: float, momentum: float) -> float:
         """Returns the trust coefficient that gives LARS its tuned relative step.
 
@@ -82,7 +74,7 @@ class LayerScaledOptimizer(GroupedOptimizer):
         # LARC's clip bounds the learning rate of a layer by the ratio alone.
         rate = 1.0 if self.layer_scaling.variant == "larc" else learning_rate
         return relative_step.trust_coefficient(
-            mlperf.tuned_step(batch), rate, momentum, self.gradient_factor(momentum)
+            mlperf.tuned_step(batch), rate, momentum, self.options.gradient_factor(momentum)
         )
 
     def missing_trust_coefficient(self, reason: str, learning_rate: float, momentum: float) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hybrid_imagenet.options import Option, ValueType, option, options_of
+from hybrid_imagenet.schedules import relative_step
 from hybrid_imagenet.schedules.training_schedule import (
     AdamScaling,
     BoundedWarmup,
@@ -89,6 +90,19 @@ class Options:
     )
     name: str = ""
 
+    @property
+    def layer_variant(self) -> str:
+        """How the learning rate of each layer is scaled, one of `VARIANTS`."""
+        return "none"
+
+    def gradient_factor(self, momentum: Any) -> Any:
+        """Returns the factor of the gradient in the velocity, see `relative_step`.
+
+        Args:
+          momentum: A number, or a tensor of float32 inside a step.
+        """
+        return relative_step.gradient_factor(None, momentum)
+
 
 @dataclasses.dataclass(frozen=True)
 class MomentumOptions(Options):
@@ -129,6 +143,10 @@ class LarsOptions(MomentumOptions):
     variant: str = option("you", _VARIANT, choices=VARIANTS, flag="lars_variant")
     nesterov: bool = _nesterov("lars_nesterov")
     decoupled_decay: bool = _decoupled_decay()
+
+    @property
+    def layer_variant(self) -> str:
+        return self.variant
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,6 +198,13 @@ class HybridOptions(MomentumOptions):
         flag="hybrid_decay_in_warmup",
     )
     decoupled_decay: bool = _decoupled_decay()
+
+    @property
+    def layer_variant(self) -> str:
+        return self.lars_variant
+
+    def gradient_factor(self, momentum: Any) -> Any:
+        return relative_step.gradient_factor(self.handover, momentum)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,4 @@
-"""Builds each component of a run from its configuration.
-
-It is the only module that knows both the flags and the constructors.
-"""
+"""Builds each component of a run from its plan."""
 
 from __future__ import annotations
 
@@ -13,12 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from hybrid_imagenet import __version__, optimizers, xla
+from hybrid_imagenet import __version__, xla
 from hybrid_imagenet.comm import Communicator
-from hybrid_imagenet.config import RunConfig, derived
 from hybrid_imagenet.config.flag_checks import check_classes
 from hybrid_imagenet.config.flags import DataFlags
-from hybrid_imagenet.data import augmentations, class_sizes, device, listing, pipeline, splits
+from hybrid_imagenet.data import class_sizes, device, listing, pipeline, splits
 from hybrid_imagenet.data.datasets import SPLITS, DatasetRequest
 from hybrid_imagenet.data.image_mixing import ImageMixer
 from hybrid_imagenet.data.sources.source import Source
@@ -29,44 +25,43 @@ from hybrid_imagenet.models.blocks import BATCH_NORM_EPSILON
 from hybrid_imagenet.optimizers.average import WeightAverage
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.optimizers.kinds import classify
-from hybrid_imagenet.options import Origin
 from hybrid_imagenet.order.sampling import SampleOrder
+from hybrid_imagenet.run_plan import ReadingPlan, RunPlan, XlaUse
 from hybrid_imagenet.training import warm_start
 from hybrid_imagenet.training.losses import LOSSES, initial_bias
 from hybrid_imagenet.training.random_batch import RandomBatch
 from hybrid_imagenet.training.step import Batch, TrainStep
 
 
-def sources(config: RunConfig) -> tuple[Source, Source]:
+def sources(data: DataFlags, seed: int) -> tuple[Source, Source]:
     """Returns the training images and the validation images.
 
     With --tuning_split some training images are held out. They are the validation images unless
-    --eval_split selects another split.
+    --eval_split selects another split. They are opened before the run is planned, because the plan
+    depends on their number.
+
+    Args:
+      data: Flags of the data.
+      seed: Seed that draws the images that are held out.
 
     Raises:
       UserError: if the images cannot be used.
     """
-    memory_bytes = _half_memory(config.data)
     opened = {}
     for split in SPLITS:
-        request = DatasetRequest.from_flags(config.data, split, memory_bytes=memory_bytes)
+        request = DatasetRequest.from_flags(data, split, memory_bytes=data.half_memory_bytes)
         opened[split] = request.open()
     train = opened["train"]
     validation = opened["validation"]
-    listing.check_splits(config.data.dataset, train.class_names, validation.class_names)
-    check_classes(config.data, train.num_classes)
-    if not config.data.tuning_split:
+    listing.check_splits(data.dataset, train.class_names, validation.class_names)
+    check_classes(data, train.num_classes)
+    if not data.tuning_split:
         return train, validation
-    num_held_out = derived.held_out(config.data, train.num_examples)
-    remaining, held_out = splits.split_for_tuning(num_held_out, train.num_examples, config.run.seed)
-    if derived.validated_split(config.data) == "tuning":
+    num_held_out = data.num_held_out(train.num_examples)
+    remaining, held_out = splits.split_for_tuning(num_held_out, train.num_examples, seed)
+    if data.validated_split == "tuning":
         validation = Subset(train, held_out)
     return Subset(train, remaining, train.notes), validation
-
-
-def sources_by_name(config: RunConfig, train: Source, validation: Source) -> dict[str, Source]:
-    """Returns the sources of a run by the name of their split, such as "training"."""
-    return {"training": train, derived.validated_split(config.data): validation}
 
 
 def check_shuffle_window(data: DataFlags, source: Source) -> None:
@@ -78,64 +73,61 @@ def check_shuffle_window(data: DataFlags, source: Source) -> None:
         )
 
 
-def sample_order(config: RunConfig, source: Source) -> SampleOrder:
+def sample_order(plan: RunPlan, source: Source) -> SampleOrder:
     """Returns the order of training examples."""
-    data = config.data
-    return pipeline.example_order(source, data.shuffle_window or 0, config.run.seed)
+    return pipeline.example_order(source, plan.data.shuffle_window, plan.seed)
 
 
-def model(
-    config: RunConfig, precision: str, num_classes: int, communicator: Communicator
-) -> keras.Model:
+def model(plan: RunPlan, num_classes: int, communicator: Communicator) -> keras.Model:
     """Returns the network; layers of --freeze are excluded from training.
 
     Raises:
       UserError: if a flag does not fit the network.
     """
-    virtual_gpus, ranks_per_group = derived.batch_norm_groups(config)
+    network_plan = plan.network
     sync_allreduce = None
-    if ranks_per_group > 1:
-        is_over_all_ranks = ranks_per_group == communicator.size
+    if network_plan.ranks_per_group > 1:
+        is_over_all_ranks = network_plan.ranks_per_group == communicator.size
         sync_allreduce = (
             communicator.allreduce_sum if is_over_all_ranks else communicator.allreduce_neighbors
         )
-    other_sizes = config.network.image_size_schedule or config.evaluation.eval_image_size
     network = factory.create(
-        config.network.model,
+        network_plan.model,
         num_classes,
-        None if other_sizes else config.network.image_size,
-        precision=precision,
-        initializer=config.network.initializer,
-        zero_last_gamma=config.network.zero_last_gamma,
-        batch_norm=config.network.batch_norm,
-        seed=config.run.seed,
-        width=config.network.model_width,
-        stem=config.network.stem,
-        blurpool=config.network.blurpool,
-        initial_bias=initial_bias(config.data.loss, num_classes),
-        virtual_gpus=virtual_gpus,
+        network_plan.input_size,
+        precision=plan.precision,
+        initializer=network_plan.initializer,
+        zero_last_gamma=network_plan.zero_last_gamma,
+        batch_norm=network_plan.batch_norm,
+        seed=plan.seed,
+        width=network_plan.width,
+        stem=network_plan.stem,
+        blurpool=network_plan.blurpool,
+        initial_bias=initial_bias(plan.step.loss, num_classes),
+        virtual_gpus=network_plan.parts_per_rank,
         sync_allreduce=sync_allreduce,
         # On a CPU separate layers are faster.
-        jit_stem=config.network.jit_stem and xla.has_gpu(),
+        jit_stem=network_plan.jit_stem and xla.has_gpu(),
     )
-    warm_start.freeze(network, config.network.freeze)
+    warm_start.freeze(network, network_plan.frozen_layers)
     return network
 
 
 def optimizer(
-    config: RunConfig, network: keras.Model, communicator: Communicator
+    plan: RunPlan, network: keras.Model, communicator: Communicator
 ) -> DistributedOptimizer:
     """Returns the optimizer, with reduction over ranks, loss scale, schedule and weight average."""
-    inner = optimizers.create(**derived.optimizer_arguments(config))
+    optimizer_plan = plan.optimizer
+    inner = optimizer_plan.create()
     inner.set_kinds(classify(network))
     average = None
-    if config.optimization.ema_decay:
-        average = WeightAverage(config.optimization.ema_decay, config.optimization.ema_every)
+    if optimizer_plan.average_decay:
+        average = WeightAverage(optimizer_plan.average_decay, optimizer_plan.average_every)
     distributed_optimizer = DistributedOptimizer(
         inner,
-        compression=config.communication.compression,
-        loss_scale=config.network.loss_scale,
-        schedule=derived.schedule(config),
+        compression=optimizer_plan.compression,
+        loss_scale=optimizer_plan.loss_scale,
+        schedule=plan.schedule.values,
         communicator=communicator,
         average=average,
     )
@@ -145,8 +137,7 @@ def optimizer(
 
 
 def train_step(
-    config: RunConfig,
-    precision: str,
+    plan: RunPlan,
     network: keras.Model,
     distributed_optimizer: DistributedOptimizer,
     omit_images: RandomBatch | None = None,
@@ -155,8 +146,7 @@ def train_step(
     """Returns the training step of the network.
 
     Args:
-      config: sets loss, augmentation and compilation.
-      precision: name of a Keras dtype policy, such as mixed_float16.
+      plan: Plan of the run.
       network: returned by `model`.
       distributed_optimizer: returned by `optimizer`.
       omit_images: returned by `random_batch`.
@@ -165,30 +155,25 @@ def train_step(
     return TrainStep(
         network,
         distributed_optimizer,
-        train_preprocess(config, precision.removeprefix("mixed_")),
-        loss=LOSSES[config.data.loss],
-        label_smoothing=config.data.label_smoothing,
-        jit_compile=_compiles_step(config),
+        train_preprocess(plan),
+        loss=LOSSES[plan.step.loss],
+        label_smoothing=plan.step.label_smoothing,
+        jit_compile=_compiles_step(plan.step.xla),
         omit_images=omit_images,
-        mixer=image_mixer(config),
+        mixer=image_mixer(plan),
         class_weights=class_weights,
     )
 
 
-def _compiles_step(config: RunConfig) -> bool:
-    """Returns whether XLA compiles forward and backward pass.
-
-    Unless --jit_compile was set, XLA is not used without a GPU, or where it does not work.
-    """
-    # A run that is resumed keeps its default.
-    is_default = config.origins.get("jit_compile") in (Origin.HARDWARE, Origin.RUN)
-    if config.network.jit_compile and is_default:
+def _compiles_step(xla_use: XlaUse) -> bool:
+    """Returns whether XLA compiles forward and backward pass."""
+    if xla_use is XlaUse.IF_POSSIBLE:
         return xla.has_gpu() and xla.supports_step()
-    return config.network.jit_compile
+    return xla_use is XlaUse.ON
 
 
 def class_weights(
-    config: RunConfig, source: Source, communicator: Communicator
+    plan: RunPlan, source: Source, communicator: Communicator
 ) -> npt.NDArray[np.float32] | None:
     """Returns the weight of each class in the loss (--class_weights), float32 [classes], or None.
 
@@ -197,25 +182,24 @@ def class_weights(
     Raises:
       UserError: on all ranks, if they cannot be counted.
     """
-    if config.data.class_weights == "none":
+    if not plan.step.balances_classes:
         return None
     sizes: list[int] = []
     with communicator.raise_on_all_ranks():
         if communicator.rank == 0:
-            sizes = class_sizes.count_classes(source, config.data.dataset).tolist()
+            sizes = class_sizes.count_classes(source, plan.data.dataset).tolist()
     sizes = communicator.broadcast_object(sizes)
     return class_sizes.balanced_weights(np.array(sizes, np.int64))
 
 
-def train_preprocess(config: RunConfig, dtype: str) -> Callable[[Batch], tf.Tensor]:
+def train_preprocess(plan: RunPlan) -> Callable[[Batch], tf.Tensor]:
     """Returns the function that augments a training batch on the device.
 
-    Args:
-      config: names the augmentation.
-      dtype: of the images that the function returns.
+    It returns images in the compute type of the network.
     """
-    kind = config.data.augmentation
-    mixer = image_mixer(config)
+    kind = plan.data.augmentation
+    dtype = plan.compute_dtype
+    mixer = image_mixer(plan)
 
     def augment(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
         return device.augment(images, seeds, kind, dtype)
@@ -238,21 +222,21 @@ def _augment_and_mix(
     return lambda images, seeds: mix(device.augment(images, seeds, kind, tf.float32), seeds)
 
 
-def image_mixer(config: RunConfig) -> ImageMixer | None:
-    """Returns the mixer of images for --mixup_alpha and --cutmix_alpha, or None if both are 0."""
-    data = config.data
+def image_mixer(plan: RunPlan) -> ImageMixer | None:
+    """Returns the mixer of images for MixUp and CutMix, or None without them."""
+    data = plan.data
     if not (data.mixup_alpha or data.cutmix_alpha):
         return None
-    return ImageMixer(data.mixup_alpha, data.cutmix_alpha, config.optimization.virtual_gpus)
+    return ImageMixer(data.mixup_alpha, data.cutmix_alpha, plan.virtual_gpus)
 
 
-def random_batch(config: RunConfig, communicator: Communicator) -> RandomBatch | None:
-    """Returns the function that omits images of a batch for --random_batch, or None without it."""
-    if not config.optimization.random_batch:
+def random_batch(plan: RunPlan, communicator: Communicator) -> RandomBatch | None:
+    """Returns the function that omits random images of a batch, or None if all are used."""
+    if not plan.step.smallest_random_batch:
         return None
     return RandomBatch(
-        config.optimization.random_batch,
-        config.optimization.virtual_gpus,
+        plan.step.smallest_random_batch,
+        plan.virtual_gpus,
         communicator.size,
         communicator.allreduce_sum,
     )
@@ -264,52 +248,42 @@ def evaluation_preprocess(dtype: str) -> Callable[[Batch], tf.Tensor]:
     return lambda batch: prepare(batch["image"])
 
 
-def host_options(data: DataFlags, threads: int) -> pipeline.HostOptions:
+def host_options(reading: ReadingPlan, threads: int) -> pipeline.HostOptions:
     """Returns the options of reading and decoding on the host.
 
     Args:
-      data: flags of the data.
-      threads: number of threads unless --data_threads is set.
+      reading: Plan of reading.
+      threads: Number of threads unless the plan has one.
     """
     return pipeline.HostOptions(
-        threads=data.data_threads or threads,
+        threads=reading.threads or threads,
         device=_prefetch_device(),
-        memory_bytes=_half_memory(data),
-        bad_records=data.bad_records,
-        max_bad_records=data.max_bad_records,
+        memory_bytes=reading.memory_bytes,
+        bad_records=reading.bad_records,
+        max_bad_records=reading.max_bad_records,
     )
 
 
-def evaluation_crop(data: DataFlags) -> float:
-    """Returns the side of the square that is evaluated, as a fraction of the shorter side."""
-    if data.eval_crop is not None:
-        return data.eval_crop
-    return augmentations.evaluation_fraction(data.augmentation)
-
-
-def description(config: RunConfig, source: Source) -> dict[str, Any]:
+def description(plan: RunPlan, source: Source) -> dict[str, Any]:
     """Describes the network for checkpoints, so that it can be used without the run's flags.
 
     Args:
-      config: of the run.
+      plan: Plan of the run.
       source: training images, which have the classes.
 
     Returns:
       Values that JSON can represent.
     """
     return {
-        "model": config.network.model,
+        **plan.network.architecture,
         "num_classes": source.num_classes,
         "class_names": list(source.class_names),
-        "image_size": derived.evaluation_size(config),
-        "width": config.network.model_width,
-        "stem": config.network.stem,
-        "blurpool": config.network.blurpool,
+        "image_size": plan.validation.image_size,
         "batch_norm_epsilon": BATCH_NORM_EPSILON,
-        "crop_fraction": evaluation_crop(config.data),
-        "loss": config.data.loss,
-        "eval_flip": config.evaluation.eval_flip,
-        "optimizer": config.optimization.optimizer,
+        "crop_fraction": plan.validation.crop_fraction,
+        "loss": plan.step.loss,
+        "eval_flip": plan.validation.flip,
+        "optimizer": plan.optimizer.name,
         "version": __version__,
     }
 
@@ -317,11 +291,3 @@ def description(config: RunConfig, source: Source) -> dict[str, Any]:
 def _prefetch_device() -> str | None:
     """Returns the GPU to which batches are copied ahead of the step, or None on a CPU."""
     return "/gpu:0" if tf.config.list_physical_devices("GPU") else None
-
-
-def _half_memory(data: DataFlags) -> int:
-    """Returns half of --data_memory_gb in bytes.
-
-    One half is for batches that are read ahead, the other for the row groups of Parquet.
-    """
-    return int(data.data_memory_gb * 1e9 / 2)

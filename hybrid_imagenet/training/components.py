@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import keras
 import tensorflow as tf
 
 from hybrid_imagenet import comm
 from hybrid_imagenet.checkpoints.run_state import RunState, array_name
 from hybrid_imagenet.comm import Communicator
-from hybrid_imagenet.config import RunConfig, derived
 from hybrid_imagenet.data.pipeline import HostOptions
 from hybrid_imagenet.data.sources.source import Source
 from hybrid_imagenet.resilience.watchdog import Watchdog
+from hybrid_imagenet.run_plan import RunPlan
 from hybrid_imagenet.training import (
     accumulators,
     build,
@@ -31,11 +33,10 @@ class RunComponents:
     """The components of a run on one rank.
 
     Attributes:
-      config: settings of the run.
+      plan: Plan of the run.
       communicator: connects the ranks.
       recording: run directory, records, view and summary.
-      sources: images to train on and to validate, by name.
-      validation_source: images to validate.
+      sources: Images to train on, "training", and to validate, by the name of their split.
       state: position of the run.
       watchdog: reports ranks that hang.
       data: batches of training examples.
@@ -49,64 +50,56 @@ class RunComponents:
 
     def __init__(
         self,
-        config: RunConfig,
+        plan: RunPlan,
         communicator: Communicator,
         recording: Recording,
-        precision: str,
-        train_source: Source,
-        validation_source: Source,
+        sources: Mapping[str, Source],
     ):
         """Builds all components; every rank calls it.
 
         Args:
-          config: settings of the run.
+          plan: Plan of the run.
           communicator: connects the ranks.
           recording: run directory, records, view and summary.
-          precision: name of a Keras dtype policy, such as mixed_float16.
-          train_source: images to train on.
-          validation_source: images to validate.
+          sources: Images to train on, "training", and to validate, by the name of their split.
 
         Raises:
           UserError: on all ranks, if a component cannot be built.
         """
-        self.config = config
+        train_source = sources["training"]
+        validation_source = sources[plan.validation.split]
+        self.plan = plan
         self.communicator = communicator
         self.recording = recording
-        self.validation_source = validation_source
-        self.sources = build.sources_by_name(config, train_source, validation_source)
+        self.sources = sources
         self.state = RunState()
         self.watchdog = Watchdog(
             communicator,
-            config.run.stall_timeout,
+            plan.recording.stall_timeout,
             waiting_modules=(comm, accumulators, loss_alarm, delayed_readback, step),
         )
         options = build.host_options(
-            config.data, tf.config.threading.get_intra_op_parallelism_threads() or 1
+            plan.data.reading, tf.config.threading.get_intra_op_parallelism_threads() or 1
         )
-        order = build.sample_order(config, train_source)
-        self.data = TrainingData(config, train_source, order, communicator, options)
+        order = build.sample_order(plan, train_source)
+        self.data = TrainingData(plan, train_source, order, communicator, options)
         # A user's own function that builds the network may fail on one rank only. Without this
         # block the other ranks would wait for that rank.
         with communicator.raise_on_all_ranks():
-            self.model = build.model(config, precision, train_source.num_classes, communicator)
-        self.optimizer = build.optimizer(config, self.model, communicator)
+            self.model = build.model(plan, train_source.num_classes, communicator)
+        self.optimizer = build.optimizer(plan, self.model, communicator)
         # Callbacks find the optimizer here, as in `fit`.
         self.model.optimizer = self.optimizer
-        omit_images = build.random_batch(config, communicator)
-        self.class_weights = build.class_weights(config, train_source, communicator)
+        omit_images = build.random_batch(plan, communicator)
+        self.class_weights = build.class_weights(plan, train_source, communicator)
         self.step = build.train_step(
-            config,
-            precision,
-            self.model,
-            self.optimizer,
-            omit_images,
-            self.class_weights,
+            plan, self.model, self.optimizer, omit_images, self.class_weights
         )
-        self.validation = self._build_validation(precision, options)
+        self.validation = self._build_validation(validation_source, options)
         loss_scale = self.optimizer.loss_scale
         self.facts = {
             "world_size": communicator.size,
-            "precision": precision,
+            "precision": plan.precision,
             "loss_scale": "dynamic" if loss_scale.dynamic else f"{loss_scale.initial:g}",
             "hosts": list(communicator.hosts),
             "train_images": train_source.num_examples,
@@ -115,24 +108,21 @@ class RunComponents:
             **hardware.describe(),
         }
 
-    def _build_validation(self, precision: str, options: HostOptions) -> Validation:
-        config = self.config
-        batch = config.evaluation.eval_batch
-        if batch is None:
-            batch = config.optimization.per_gpu_batch * config.optimization.virtual_gpus
+    def _build_validation(self, source: Source, options: HostOptions) -> Validation:
+        plan = self.plan
         step = EvaluationStep(
             self.model,
-            build.evaluation_preprocess(precision.removeprefix("mixed_")),
-            loss=LOSSES[config.data.loss],
-            flip=config.evaluation.eval_flip,
+            build.evaluation_preprocess(plan.compute_dtype),
+            loss=LOSSES[plan.step.loss],
+            flip=plan.validation.flip,
         )
         return Validation(
             step,
-            self.validation_source,
+            source,
             self.communicator,
-            batch=batch,
-            image_size=derived.evaluation_size(config),
-            crop_fraction=build.evaluation_crop(config.data),
+            batch=plan.validation.batch,
+            image_size=plan.validation.image_size,
+            crop_fraction=plan.validation.crop_fraction,
             options=options,
         )
 

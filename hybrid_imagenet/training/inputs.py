@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from hybrid_imagenet.comm import Communicator
-from hybrid_imagenet.config import RunConfig, derived
 from hybrid_imagenet.data import pipeline
 from hybrid_imagenet.data.bad_records import BadRecords
 from hybrid_imagenet.data.listing import surplus_classes_message
 from hybrid_imagenet.data.sources.source import Source
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.order.sampling import Cursor, SampleOrder
-from hybrid_imagenet.schedules.run_length import RunLength
+from hybrid_imagenet.run_plan import RunPlan
 from hybrid_imagenet.training.step import Batch
 
 # Batches of each GPU from which --batch_norm=precise computes the statistics.
@@ -37,7 +36,7 @@ class TrainingData:
 
     def __init__(
         self,
-        config: RunConfig,
+        plan: RunPlan,
         source: Source,
         order: SampleOrder,
         communicator: Communicator,
@@ -46,7 +45,7 @@ class TrainingData:
         """Prepares to read; nothing is read before `stream` or `statistics_batches` is called.
 
         Args:
-          config: sets batch and image sizes, augmentation and the length of training.
+          plan: Plan of the run.
           source: the training images.
           order: the order in which they are read.
           communicator: has the rank of this process, and the number of ranks.
@@ -54,13 +53,11 @@ class TrainingData:
         """
         self.source = source
         self.order = order
-        self.length = RunLength(order, config.run.epochs, config.run.max_steps)
+        self.length = plan.length(order)
         self.options = options
         self.bad_records = BadRecords(source, options.bad_records, options.max_bad_records)
-        self._config = config
+        self._plan = plan
         self._communicator = communicator
-        self._batch_stages = derived.batches(config)
-        self._image_sizes = derived.sizes(config.network)
         self._stream: pipeline.Batches | None = None
         self._start = Cursor()
         self._is_class_list_checked = False
@@ -74,12 +71,12 @@ class TrainingData:
         Returns:
           Images per GPU and micro-batch, and micro-batches per update.
         """
-        stage = self._batch_stages.at(epoch)
+        stage = self._plan.batches.at(epoch)
         return stage.per_gpu_batch, stage.accumulation
 
     def global_batch(self, epoch: int) -> int:
         """Returns the images per update, over all ranks, in an epoch counted from 0."""
-        return self._batch_stages.at(epoch).global_batch(self._config.gpus)
+        return self._plan.global_batch(epoch)
 
     def recorded_sizes(self, epoch: int) -> dict[str, int]:
         """Returns batch and image sizes for the record of an epoch, which is counted from 0."""
@@ -87,7 +84,7 @@ class TrainingData:
         return {
             "per_gpu_batch": per_gpu_batch,
             "accumulation": accumulation,
-            "image_size": self._image_sizes.at(epoch),
+            "image_size": self._plan.image_sizes.at(epoch),
         }
 
     def stream(self, cursor: Cursor, step: int = 0) -> Iterator[Batch]:
@@ -192,11 +189,11 @@ class TrainingData:
             self._communicator.size,
             epochs=epochs,
             max_steps=max_steps,
-            image_size=self._image_sizes.at,
-            augmentation=self._config.data.augmentation,
+            image_size=self._plan.image_sizes.at,
+            augmentation=self._plan.data.augmentation,
             options=self.options,
             bad_records=self.bad_records,
-            virtual_gpus=self._config.optimization.virtual_gpus,
+            virtual_gpus=self._plan.virtual_gpus,
         )
 
 

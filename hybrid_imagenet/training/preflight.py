@@ -14,20 +14,21 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from hybrid_imagenet import run_plan
 from hybrid_imagenet.checkpoints import store
 from hybrid_imagenet.cluster import keras_settings
 from hybrid_imagenet.cluster.environment import placement
-from hybrid_imagenet.config import RunConfig, defaults, derived, stored
+from hybrid_imagenet.config import RunConfig, defaults, stored
 from hybrid_imagenet.config.flag_checks import check_classes, check_data, find_network_module
 from hybrid_imagenet.config.flags import DataFlags
 from hybrid_imagenet.data import class_sizes, datasets
 from hybrid_imagenet.errors import UserError, missing_tensorflow_message
 from hybrid_imagenet.files import is_url
 from hybrid_imagenet.models import keras_families
-from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 from hybrid_imagenet.options import Origin, format_value
+from hybrid_imagenet.run_plan import RunPlan
 from hybrid_imagenet.runlog import run_dir, trackers
-from hybrid_imagenet.schedules import training_schedule
+from hybrid_imagenet.schedules.training_schedule import StepDecay
 
 RANKS_ELSEWHERE_VARIABLE = "HYBRID_IMAGENET_RANKS_ELSEWHERE"
 """Set by the scripts for clusters, which check flags on a host that may not train.
@@ -37,8 +38,10 @@ The disk is not checked there.
 CHECKED_VARIABLE = "HYBRID_IMAGENET_CHECKED"
 """Set in the environment of ranks whose launcher has checked the disk."""
 
-# Flags on which the weights of a network depend, and their keys in a checkpoint.
-_NETWORK_KEYS = {"model": "model", "model_width": "width", "stem": "stem"}
+# Flags with another name than their keys in a checkpoint.
+_FLAG_OF_KEY = {"width": "model_width"}
+# Keys of a checkpoint on which the shapes of the weights depend.
+_WEIGHT_KEYS = ("model", "width", "stem")
 # A resume warns if it changes the learning rate by more than this fraction.
 MIN_RATE_CHANGE = 1e-3
 
@@ -48,24 +51,29 @@ class Findings:
     """Results of the checks.
 
     Attributes:
+      plan: Plan of the run.
       check_lines: a line for each check.
       warnings: a line for each warning.
       notes: a line for each value that a recipe has chosen.
       num_classes: number of classes of the dataset; None if it is not known yet.
     """
 
+    plan: RunPlan
     check_lines: list[str]
     warnings: list[str]
     notes: list[str] = dataclasses.field(default_factory=list)
     num_classes: int | None = None
 
 
-def run(config: RunConfig, *, disk: bool = True) -> None:
-    """Checks a run, and prints warnings; with --check_only also what was checked.
+def run(config: RunConfig, *, disk: bool = True) -> RunPlan:
+    """Plans and checks a run, and prints warnings; with --check_only also what was checked.
 
     Args:
       config: of the run.
       disk: whether the ranks run on this host, so that files can be checked.
+
+    Returns:
+      The plan, as far as it is known before the ranks are connected.
 
     Raises:
       UserError: for the first problem that would end the run before it trains.
@@ -77,6 +85,7 @@ def run(config: RunConfig, *, disk: bool = True) -> None:
         print("\n".join(findings.check_lines))
     for text in findings.warnings:
         print(f"warning: {text}", file=sys.stderr)
+    return findings.plan
 
 
 def check(config: RunConfig, *, disk: bool = True) -> Findings:
@@ -90,7 +99,8 @@ def check(config: RunConfig, *, disk: bool = True) -> Findings:
       UserError: for the first problem that would end the run before it trains.
     """
     _check_flags(config)
-    findings = Findings(["flags: valid together"], [])
+    plan = run_plan.make(config)
+    findings = Findings(plan, ["flags: valid together"], [])
     checks_here = placement().rank == 0 and not os.environ.get(CHECKED_VARIABLE)
     if not disk or os.environ.get(RANKS_ELSEWHERE_VARIABLE):
         findings.check_lines.append("not checked: files, because the ranks run on other hosts")
@@ -105,8 +115,8 @@ def check(config: RunConfig, *, disk: bool = True) -> Findings:
         note = defaults.recipe_note(config, findings.num_classes)
         if note is not None:
             findings.notes.append(note)
-        findings.warnings.extend(_warn_of_flat_warmup(config))
-        findings.warnings.extend(_warn_of_unreached_epochs(config))
+        findings.warnings.extend(_warn_of_flat_warmup(config, plan))
+        findings.warnings.extend(_warn_of_unreached_epochs(config, plan))
         findings.warnings.extend(config.kept_notes)
         if "per_gpu_batch" in config.dropped:
             findings.warnings.append(f"--per_gpu_batch: {config.dropped['per_gpu_batch']}")
@@ -122,7 +132,7 @@ def training_images(data: DataFlags) -> int:
     num_images = datasets.source_type(data.dataset).train_images
     if not num_images:
         num_images = datasets.DatasetRequest.from_flags(data).open().num_examples
-    return num_images - derived.held_out(data, num_images)
+    return num_images - data.num_held_out(num_images)
 
 
 def _check_flags(config: RunConfig) -> None:
@@ -133,7 +143,7 @@ def _check_flags(config: RunConfig) -> None:
         keras_families.check_image_size(network.model, network.image_size)
     num_images = datasets.source_type(data.dataset).train_images
     if num_images is not None:
-        check_data(config, num_images - derived.held_out(data, num_images))
+        check_data(config, num_images - data.num_held_out(num_images))
         if data.class_weights != "none" and data.dataset == "imagenet2012":
             class_sizes.check_readable(data.dataset, num_images)
 
@@ -175,7 +185,7 @@ def _check_disk(config: RunConfig, findings: Findings) -> None:
     if config.run.resume:
         checkpoint = _check_checkpoint(config, directory, num_classes, findings)
     if checkpoint is None and config.network.init_from:
-        _check_weights(config, findings)
+        _check_weights(findings)
 
 
 def _check_checkpoint(
@@ -196,14 +206,14 @@ def _check_checkpoint(
         return None
     run_config = stored.read(directory) if (directory / "config.json").exists() else {}
     findings.warnings.extend(_warn_of_values_of_batch(config, run_config))
-    _require_same_run(config, checkpoint, run_config, num_classes)
+    _require_same_run(findings.plan, checkpoint, run_config, num_classes)
     findings.check_lines.append(f"checkpoint: {checkpoint.path}, of this model and optimizer")
     findings.warnings.extend(_warn_of_changed_rate(config, checkpoint.meta, run_config))
     return checkpoint
 
 
 def _require_same_run(
-    config: RunConfig,
+    plan: RunPlan,
     checkpoint: store.CheckpointDescription,
     run_config: Mapping[str, Any],
     num_classes: int | None,
@@ -211,24 +221,23 @@ def _require_same_run(
     """Rejects a checkpoint of another network, optimizer, validation split or number of classes.
 
     Args:
-      config: of this start.
+      plan: Plan of this start.
       checkpoint: with which training would continue.
       run_config: content of config.json of the run.
       num_classes: of the dataset; None if it is not known yet.
     """
     meta = checkpoint.meta
-    keys = _NETWORK_KEYS | {"blurpool": "blurpool", "optimizer": "optimizer"}
-    for flag, key in keys.items():
+    for key, value in (plan.network.architecture | {"optimizer": plan.optimizer.name}).items():
         stored_value = meta.get(key)
-        value = config.value(flag)
         if stored_value is not None and stored_value != value:
+            flag = _FLAG_OF_KEY.get(key, key)
             raise UserError(
                 f"--{flag}={format_value(value)}: {checkpoint.path} was written with"
                 f" --{flag}={format_value(stored_value)}. Resume with that, or start a new run in"
                 " another --run_dir."
             )
     stored_split = meta.get("val_split")
-    split = derived.validated_split(config.data)
+    split = plan.validation.split
     if stored_split is not None and stored_split != split:
         raise UserError(
             f"--eval_split: {checkpoint.path} was validated on the {stored_split} images, not on"
@@ -236,35 +245,36 @@ def _require_same_run(
             " evaluate for other images."
         )
     ema_decay = run_config.get("flags", {}).get("ema_decay")
-    if ema_decay is not None and bool(ema_decay) != bool(config.optimization.ema_decay):
+    average_decay = plan.optimizer.average_decay
+    if ema_decay is not None and bool(ema_decay) != bool(average_decay):
         has_average = "has averaged weights" if ema_decay else "has no averaged weights"
         raise UserError(
-            f"--ema_decay={config.optimization.ema_decay:g}: the run {has_average}. Resume with"
+            f"--ema_decay={average_decay:g}: the run {has_average}. Resume with"
             f" --ema_decay={ema_decay:g}."
         )
     stored_classes = meta.get("num_classes")
     if stored_classes is not None and num_classes is not None and stored_classes != num_classes:
         raise UserError(
-            f"--dataset={config.data.dataset} has {num_classes} classes, but {checkpoint.path} has"
+            f"--dataset={plan.data.dataset} has {num_classes} classes, but {checkpoint.path} has"
             f" {stored_classes}. Resume with the data that the run was started with."
         )
 
 
-def _check_weights(config: RunConfig, findings: Findings) -> None:
+def _check_weights(findings: Findings) -> None:
     """Rejects weights of another network for --init_from.
 
     A network that the user's function returns is compared with them when it is built.
     """
-    network = config.network
+    network = findings.plan.network
     try:
         weights = store.find_checkpoint(pathlib.Path(str(network.init_from)))
     except UserError as error:
         raise UserError(f"--init_from={error}") from None
-    flags = {flag: weights.meta[key] for flag, key in _NETWORK_KEYS.items() if key in weights.meta}
-    models = (network.model, str(flags.get("model")))
+    described = {key: weights.meta[key] for key in _WEIGHT_KEYS if key in weights.meta}
+    models = (network.model, str(described.get("model")))
     if any(keras_families.is_keras_network(model) for model in models):
         # Width and stem have no meaning for such a network.
-        flags = {"model": flags["model"]} if "model" in flags else {}
+        described = {"model": described["model"]} if "model" in described else {}
         is_torchvision = weights.path.suffix in store.FOREIGN_SUFFIXES
         if is_torchvision:
             raise UserError(
@@ -273,48 +283,49 @@ def _check_weights(config: RunConfig, findings: Findings) -> None:
                 f" {network.model}."
             )
     if any(keras_families.is_user_function(model) for model in models):
-        flags = {}
-    for flag, value in flags.items():
-        if value != config.value(flag):
+        described = {}
+    for key, value in described.items():
+        flag = _FLAG_OF_KEY.get(key, key)
+        planned_value = network.architecture[key]
+        if value != planned_value:
             raise UserError(
                 f"--init_from={network.init_from}: {weights.path} was written with"
-                f" --{flag}={value}, not {config.value(flag)}. Use weights of the same network."
+                f" --{flag}={value}, not {planned_value}. Use weights of the same network."
             )
     unread = "" if weights.meta else ", not compared with the network yet"
     findings.check_lines.append(f"weights: {weights.path}{unread}")
 
 
-def _warn_of_flat_warmup(config: RunConfig) -> list[str]:
+def _warn_of_flat_warmup(config: RunConfig, plan: RunPlan) -> list[str]:
     """Returns a line if the warmup on the command line does not raise the learning rate."""
-    optimization = config.optimization
-    is_requested = (
-        optimization.warmup_epochs and config.origins["warmup_epochs"] is Origin.COMMAND_LINE
-    )
-    peak = derived.peak_learning_rates(config)[OPTIMIZERS[optimization.optimizer].rate]
-    first = config.optimizer_options.get("warmup_start_lr", 0.0)
-    is_fixed = optimization.lr_schedule in training_schedule.FIXED_SCHEDULES
-    if not is_requested or first < peak or is_fixed:
+    schedule = plan.schedule
+    is_requested = schedule.warmup_epochs and config.origins["warmup_epochs"] is Origin.COMMAND_LINE
+    peak = plan.optimizer.options.learning_rate
+    first = schedule.warmup_start
+    if not is_requested or first < peak or schedule.decay.fixed:
         return []
     return [
-        f"--warmup_epochs={optimization.warmup_epochs:g}: the learning rate is {peak:g} from the"
+        f"--warmup_epochs={schedule.warmup_epochs:g}: the learning rate is {peak:g} from the"
         f" start, because that is not above --warmup_start_lr={first:g}. Set --warmup_start_lr=0 to"
         " let it rise."
     ]
 
 
-def _warn_of_unreached_epochs(config: RunConfig) -> list[str]:
+def _warn_of_unreached_epochs(config: RunConfig, plan: RunPlan) -> list[str]:
     """Returns a line for each schedule on the command line that goes beyond the last epoch."""
+    decay = plan.schedule.decay
+    steps = decay.lr_steps if isinstance(decay, StepDecay) else ()
     last_epochs = {
-        "warmup_epochs": config.optimization.warmup_epochs,
-        "lr_steps": max(config.schedule_options.get("lr_steps") or [0]),
-        "batch_schedule": derived.batches(config).stages[-1].epoch,
-        "image_size_schedule": derived.sizes(config.network).stages[-1][0],
+        "warmup_epochs": plan.schedule.warmup_epochs,
+        "lr_steps": max(steps, default=0.0),
+        "batch_schedule": plan.batches.stages[-1].epoch,
+        "image_size_schedule": plan.image_sizes.stages[-1][0],
     }
     return [
         f"--{name}: its epoch {epoch:g} is not reached, because training ends at epoch"
-        f" {config.run.epochs:g}"
+        f" {plan.epochs:g}"
         for name, epoch in last_epochs.items()
-        if config.origins.get(name) is Origin.COMMAND_LINE and epoch >= config.run.epochs
+        if config.origins.get(name) is Origin.COMMAND_LINE and epoch >= plan.epochs
     ]
 
 
@@ -351,11 +362,9 @@ def _warn_of_changed_rate(
     cursor = meta["state"]["cursor"]
     num_images = meta.get("data", {}).get("training", {}).get("images")
     position = cursor["epoch"] + (cursor["offset"] / num_images if num_images else 0.0)
-    global_batch = derived.batches(config).at(cursor["epoch"]).global_batch(config.gpus)
 
     def learning_rate(epochs: float) -> float:
-        schedule = derived.schedule(config.changed(epochs=epochs))
-        return schedule(position, position, global_batch)["learning_rate"]
+        return run_plan.make(config.changed(epochs=epochs)).values_at(position)["learning_rate"]
 
     old = learning_rate(run_epochs)
     new = learning_rate(config.run.epochs)

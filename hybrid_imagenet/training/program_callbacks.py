@@ -54,11 +54,11 @@ def program_callbacks(
       run: the components.
       save_callback: the callback that saves.
     """
-    config = run.config
+    plan = run.plan
     step = run.step
     callbacks: list[keras.callbacks.Callback] = [StallWatchdog(watchdog=run.watchdog)]
-    if config.run.profile_steps and run.recording.path is not None:
-        first, last = config.run.profile_steps
+    if plan.recording.profile_steps and run.recording.path is not None:
+        first, last = plan.recording.profile_steps
         callbacks.append(
             Profiler(
                 first,
@@ -74,10 +74,10 @@ def program_callbacks(
     callbacks += [
         RelativeUpdates([weights[i] for i in inner_optimizer.kernel_indices()]),
         HyperparameterLog(),
-        SkippedStepsGuard(run.optimizer, config.network.max_skipped_steps),
+        SkippedStepsGuard(run.optimizer, plan.optimizer.max_skipped_steps),
         LossAlarmGuard(step),
         MergeBatchNormStatistics(
-            collect=_precise_statistics(run) if config.network.batch_norm == "precise" else None,
+            collect=_precise_statistics(run) if plan.network.batch_norm == "precise" else None,
             merge_parts=lambda: normalization.merge_virtual_gpus(run.model),
             at_epoch_end=False,
             dtype=tf.float32,
@@ -102,7 +102,7 @@ def program_callbacks(
         TrustRatioLog(inner_optimizer, weights),
         WeightCheck(weights),
         CostLog(run.data.source.reads, save_callback, run.optimizer.reducer),
-        StopAtTarget(config.run.stop_at_top1, monitor="val_top1"),
+        StopAtTarget(plan.validation.stop_at_top1, monitor="val_top1"),
         MetricsLog(sink=run.recording),
         save_callback,
     ]

@@ -9,7 +9,6 @@ import keras
 
 from hybrid_imagenet.callbacks.save_checkpoints import SaveCheckpoints
 from hybrid_imagenet.checkpoints import run_state
-from hybrid_imagenet.config import derived
 from hybrid_imagenet.optimizers import restored_loss_scale
 from hybrid_imagenet.training import build
 from hybrid_imagenet.training.components import RunComponents
@@ -21,11 +20,11 @@ class ProgramCheckpoints(SaveCheckpoints):
 
     def __init__(self, components: RunComponents):
         """Takes the components of the run."""
-        evaluation = components.config.evaluation
+        checkpoints = components.plan.checkpoints
         super().__init__(
-            every_epochs=evaluation.checkpoint_every_epochs,
-            every_steps=evaluation.checkpoint_every_steps,
-            save_best=evaluation.keep_best,
+            every_epochs=checkpoints.every_epochs,
+            every_steps=checkpoints.every_steps,
+            save_best=checkpoints.keep_best,
         )
         self._components = components
 
@@ -39,10 +38,10 @@ class ProgramCheckpoints(SaveCheckpoints):
         gather = components.communicator.allgather_object
         sums = components.step.sums.read()
         return {
-            **build.description(components.config, components.data.source),
-            "precision": components.facts["precision"],
+            **build.description(components.plan, components.data.source),
+            "precision": components.plan.precision,
             "loss_scale": restored_loss_scale.describe(components.optimizer.loss_scale),
-            "val_split": derived.validated_split(components.config.data),
+            "val_split": components.plan.validation.split,
             "world_size": components.communicator.size,
             "order": run_state.describe_order(components.data.order),
             "data": {name: source.identity for name, source in components.sources.items()},

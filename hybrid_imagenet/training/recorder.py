@@ -19,9 +19,10 @@ from hybrid_imagenet.checkpoints.archive import CheckpointArchive
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.checkpoints.store import CheckpointStore
 from hybrid_imagenet.cluster import job_lines
-from hybrid_imagenet.config import Origin, RunConfig, derived, stored
+from hybrid_imagenet.config import stored
 from hybrid_imagenet.errors import UserError, without_secrets
 from hybrid_imagenet.models import keras_families
+from hybrid_imagenet.run_plan import RunPlan
 from hybrid_imagenet.runlog import jsonl, live, run_dir, summary, trackers
 from hybrid_imagenet.runlog import state as run_state
 from hybrid_imagenet.runlog.tensorboard import TensorBoard
@@ -42,24 +43,25 @@ class Recording:
       view: prints the progress of the run; silent on ranks other than 0.
     """
 
-    def __init__(self, config: RunConfig, rank: int, size: int):
+    def __init__(self, plan: RunPlan, rank: int, size: int):
         """Creates or reopens the run directory on rank 0.
 
         Args:
-          config: of the run.
+          plan: Plan of the run.
           rank: of this process.
           size: number of ranks.
 
         Raises:
           UserError: if the directory cannot be used.
         """
-        self._config = config
+        self._plan = plan
+        recording = plan.recording
         path = run_dir.choose_directory(
-            config.run.run_dir, config.run.recipe, config.data.dataset, resume=config.run.resume
+            recording.run_dir, recording.recipe, plan.data.dataset, resume=recording.resume
         )
         self._directory = None
         if rank == 0:
-            self._directory = run_dir.RunDirectory(path, resume=config.run.resume)
+            self._directory = run_dir.RunDirectory(path, resume=recording.resume)
         self.path = self._directory.path if self._directory is not None else None
         self._rank = rank
         # Shows log messages in the view between `start` and `stop_logging`.
@@ -72,7 +74,9 @@ class Recording:
         self._was_over = False
         # `RunState.recorded_at` at the start.
         self._recorded_at_start = 0.0
-        self.view = live.make_view(_view_mode(config, rank, size), sys.stdout, config.run.epochs)
+        self.view = live.make_view(
+            _view_mode(recording.progress, rank, size), sys.stdout, plan.epochs
+        )
         self._tensorboard: TensorBoard | None = None
         self._tracker: trackers.TrackerLog | None = None
         self.writer: jsonl.MetricsWriter | None = None
@@ -80,11 +84,11 @@ class Recording:
         if self._directory is not None:
             self.store = CheckpointStore(
                 self._directory.path / "checkpoints",
-                config.evaluation.keep_checkpoints,
-                keep_best=config.evaluation.keep_best,
+                plan.checkpoints.keep_latest,
+                keep_best=plan.checkpoints.keep_best,
                 log=self.view.message,
             )
-            if config.run.tensorboard:
+            if recording.tensorboard:
                 self._tensorboard = TensorBoard(
                     str(self._directory.path / "tensorboard"), self.view.message
                 )
@@ -100,7 +104,7 @@ class Recording:
         Raises:
           UserError: if there are checkpoints, but none is valid.
         """
-        if self.store is None or self._directory is None or not self._config.run.resume:
+        if self.store is None or self._directory is None or not self._plan.recording.resume:
             return None
         checkpoint = self.store.latest_valid()
         if checkpoint is None and (self.store.paths() or self.store.damaged_paths()):
@@ -171,7 +175,7 @@ class Recording:
             return
         self._was_over = is_over
         self._recorded_at_start = state.recorded_at
-        epochs_planned = self._config.run.epochs
+        epochs_planned = self._plan.epochs
         if is_over:
             # The summary describes the run of config.json, which stays as it is.
             stored_flags = stored.read(self._directory.path)["flags"]
@@ -180,7 +184,7 @@ class Recording:
             "world_size": facts["world_size"],
             "images_per_epoch": facts["train_images"],
             "epochs_planned": epochs_planned,
-            "target_asked": self._config.origins["target_top1"] is not Origin.DEFAULT,
+            "target_asked": self._plan.recording.target_was_set,
             "num_classes": facts.get("num_classes"),
             "gpus": facts.get("gpu", "none") != "none",
         }
@@ -195,7 +199,7 @@ class Recording:
         self._earlier_level = log.level
         level = logging.WARNING
         if self._rank == 0:
-            level = logging.DEBUG if self._config.run.verbose else logging.INFO
+            level = logging.DEBUG if self._plan.recording.verbose else logging.INFO
         log.setLevel(level)
         self._handler = _ViewHandler(self.view, self._rank)
         log.addHandler(self._handler)
@@ -207,13 +211,14 @@ class Recording:
           config: content of config.json.
         """
         assert self._directory is not None
-        if self._config.run.tracker:
+        recording = self._plan.recording
+        if recording.tracker:
             self._tracker = trackers.TrackerLog(
-                self._config.run.tracker,
+                recording.tracker,
                 name=self._directory.path.name,
                 config=config,
                 print_message=self.view.message,
-                project=self._config.run.tracker_project,
+                project=recording.tracker_project,
                 directory=self._directory.path,
             )
 
@@ -264,12 +269,12 @@ class Recording:
                 " them. Put the complete file back to include them."
             )
         # In other modes the title has been printed at the start.
-        title = f"{derived.title(self._config)}, " if self._config.run.progress == "none" else ""
+        title = f"{self._plan.title}, " if self._plan.recording.progress == "none" else ""
         self.view.message(
             f"{title}{facts['train_images']:,} training and {facts['validation_images']:,}"
             f" validation images, {facts['precision']}, results in {self._directory.path}"
         )
-        warning = relative_step_advice.warning(self._config) if info.get("imagenet") else None
+        warning = relative_step_advice.warning(self._plan) if info.get("imagenet") else None
         if warning:
             self.view.message(f"warning: {warning}")
 
@@ -281,18 +286,12 @@ class Recording:
           seconds: wall time of earlier sessions.
         """
         assert self._directory is not None
-        flags = dict(self._config.shown())
-        # The run may be resumed from another working directory.
-        for name in ("data_dir", "data_cache_dir"):
-            if flags[name] and not files.is_url(flags[name]):
-                flags[name] = str(files.expand_home(flags[name]).absolute())
         config = {
             "format": stored.FORMAT,
-            "flags": flags,
-            "origins": {name: origin.value for name, origin in self._config.origins.items()},
+            **self._plan.recording.settings,
             "version": __version__,
             "started": time.time() - seconds,
-            "peak_learning_rate": derived.peak_learning_rate(self._config),
+            "peak_learning_rate": self._plan.peak_learning_rate(),
             **facts,
         }
         self._directory.write_json("config.json", config)
@@ -331,11 +330,11 @@ class Recording:
         records = jsonl.read_records(self.writer.path)
         values = summary.summarize(
             records,
-            targets=self._config.evaluation.target_top1,
-            workers=self._config.gpus,
+            targets=self._plan.validation.target_top1,
+            workers=self._plan.workers,
             wall_seconds=state.seconds,
             steps=state.step,
-            single_gpu_images_per_second=self._config.evaluation.single_gpu_throughput,
+            single_gpu_images_per_second=self._plan.recording.single_gpu_images_per_second,
             stop=state.stop or "finished",
             run_dir=str(self._directory.path),
             **self._summary_arguments,
@@ -348,11 +347,11 @@ class Recording:
         if self.store is not None:
             self.store.wait()
             lines = closing_lines(
-                self._config,
+                self._plan,
                 self._directory.path,
                 self.store.paths(),
                 state.stop,
-                is_complete=values["epochs"] >= self._config.run.epochs,
+                is_complete=values["epochs"] >= self._plan.epochs,
             )
             for line in lines:
                 self.view.message(line)
@@ -373,7 +372,7 @@ class Recording:
             return written_summary
         # A run that was killed before its planned end is not finished because this start asks for
         # fewer epochs than it has trained.
-        if self._config.run.epochs >= values["epochs_planned"]:
+        if self._plan.epochs >= values["epochs_planned"]:
             self._directory.write_json("summary.json", values)
         return values
 
@@ -460,20 +459,20 @@ class _ViewHandler(logging.Handler):
         self._view.message(f"rank {self._rank}: {text}" if self._rank else text)
 
 
-def _view_mode(config: RunConfig, rank: int, size: int) -> str:
+def _view_mode(progress: str, rank: int, size: int) -> str:
     """Returns the kind of view for --progress on a rank.
 
     `auto` depends on the user's terminal, with which a rank may be connected by a launcher.
     """
     if rank:
         return "none"
-    if config.run.progress == "auto":
-        return "live" if is_terminal_output(config.run.progress, size) else "plain"
-    return config.run.progress
+    if progress == "auto":
+        return "live" if is_terminal_output(progress, size) else "plain"
+    return progress
 
 
 def closing_lines(
-    config: RunConfig,
+    plan: RunPlan,
     run_dir: pathlib.Path,
     checkpoints: Sequence[pathlib.Path],
     stop: str,
@@ -483,7 +482,7 @@ def closing_lines(
     """Returns lines with the results of a run and the commands to run next.
 
     Args:
-      config: of the run.
+      plan: Plan of the run.
       run_dir: directory of the run.
       checkpoints: their files, the newest first.
       stop: why the run ended, see `RunState`.
@@ -496,40 +495,40 @@ def closing_lines(
     results += f", newest checkpoint: {checkpoints[0].relative_to(run_dir)}"
     resume = ["hybrid-imagenet", "resume", str(run_dir)]
     report = ["hybrid-imagenet", "report", str(run_dir)]
-    commands = [report, _evaluate_command(config, run_dir), _export_command(config, run_dir)]
+    commands = [report, _evaluate_command(plan, run_dir), _export_command(plan, run_dir)]
     if stop == "preempted":
         commands = [resume, report]
-    elif config.run.max_steps is not None and not stop and not is_complete:
+    elif plan.max_steps is not None and not stop and not is_complete:
         commands = [resume, *commands]
     return [results, *(f"next: {shlex.join(command)}" for command in commands)]
 
 
-def _evaluate_command(config: RunConfig, run_dir: pathlib.Path) -> list[str]:
+def _evaluate_command(plan: RunPlan, run_dir: pathlib.Path) -> list[str]:
     """Returns the command that evaluates the result of a run on its validation images."""
     command = ["hybrid-imagenet", "evaluate", str(run_dir)]
-    if config.evaluation.keep_best:
+    if plan.checkpoints.keep_best:
         command.append("--best")
-    data_dir = without_secrets(config.data.data_dir or "")
-    if data_dir != (config.data.data_dir or ""):
+    stated_data_dir = plan.recording.data_dir or ""
+    data_dir = without_secrets(stated_data_dir)
+    if data_dir != stated_data_dir:
         # The run does not store the password.
         command.append(f"--data_dir={data_dir}")
-    return command + _model_argument(config)
+    return command + _model_argument(plan.network.model)
 
 
-def _export_command(config: RunConfig, run_dir: pathlib.Path) -> list[str]:
+def _export_command(plan: RunPlan, run_dir: pathlib.Path) -> list[str]:
     """Returns the command that exports the result of a run, to a format that works here."""
     # A Keras file needs no package that this environment may lack.
     suffix = ".keras"
     if all(importlib.util.find_spec(name) for name in ("onnx", "tf2onnx", "onnxruntime")):
         suffix = ".onnx"
     command = ["hybrid-imagenet", "export", str(run_dir)]
-    if config.evaluation.keep_best:
+    if plan.checkpoints.keep_best:
         command.append("--best")
     command.append(f"--to={run_dir / 'network'}{suffix}")
-    return command + _model_argument(config)
+    return command + _model_argument(plan.network.model)
 
 
-def _model_argument(config: RunConfig) -> list[str]:
+def _model_argument(model: str) -> list[str]:
     """Returns the flag without which other commands do not import the user's function."""
-    model = config.network.model
     return [f"--model={model}"] if keras_families.is_user_function(model) else []

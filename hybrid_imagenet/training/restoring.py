@@ -43,7 +43,7 @@ def begin_or_resume(
     with run.communicator.raise_on_all_ranks():
         # None on the other ranks, which get position and variables by broadcasts.
         checkpoint_on_rank_0 = run.recording.find_checkpoint()
-        init_from = run.config.network.init_from
+        init_from = run.plan.network.init_from
         if checkpoint_on_rank_0 is None and init_from and run.communicator.rank == 0:
             lines = warm_start.load(init_from, run.model)
             messages = [f"--init_from: {line}" for line in lines]
@@ -85,7 +85,7 @@ def _restore_position(run: RunComponents, meta: Mapping[str, Any]) -> None:
       meta: description of the checkpoint.
     """
     run.state.restore(meta["state"])
-    if run.state.has_reached(run.config.run.stop_at_top1):
+    if run.state.has_reached(run.plan.validation.stop_at_top1):
         run.state.stop = "target"
     # Without --hybrid_ramp_epochs the schedule omits LARS's share, which then is 1.
     scheduled = _scheduled_values(run)
@@ -122,9 +122,7 @@ def _scheduled_values(run: RunComponents) -> Mapping[str, float]:
     """Returns the values of the schedule at the present position."""
     position = run.data.order.position(run.state.cursor)
     global_batch = run.data.global_batch(run.state.cursor.epoch)
-    schedule = run.optimizer.schedule
-    assert schedule is not None
-    return schedule(position, position, global_batch)
+    return run.plan.schedule.values(position, position, global_batch)
 
 
 def _notes(run: RunComponents) -> list[str]:
@@ -137,7 +135,7 @@ def _notes(run: RunComponents) -> list[str]:
         notes.append(class_sizes.describe_weights(run.class_weights, names))
     if run.state.stop == "target":
         notes.append(
-            f"the run reached --stop_at_top1={run.config.run.stop_at_top1:g} in epoch"
+            f"the run reached --stop_at_top1={run.plan.validation.stop_at_top1:g} in epoch"
             f" {run.state.best_epoch:g}: raise it to train further"
         )
     elif _is_over(run):
@@ -156,19 +154,19 @@ def _notes(run: RunComponents) -> list[str]:
 
 def _view_info(run: RunComponents) -> dict[str, Any]:
     """Returns what the view shows before training begins, see `runlog.progress.RunStatus`."""
-    config = run.config
+    plan = run.plan
     num_classes = run.data.source.num_classes
     return {
         "world_size": run.communicator.size,
         "gpus": run.facts.get("gpu", "none") != "none",
-        "optimizer": config.optimization.optimizer,
+        "optimizer": plan.optimizer.name,
         "images_per_epoch": run.data.source.num_examples,
         "num_classes": num_classes,
-        "imagenet": config.network.model == "resnet50" and num_classes == 1000,
+        "imagenet": plan.network.model == "resnet50" and num_classes == 1000,
         "step": run.state.step,
         "finished_epochs": run.state.finished_epochs,
         "epochs": run.data.order.position(run.state.cursor),
         "ends_at": run.data.length.end_position(run.data.global_batch),
-        "target": config.evaluation.target_top1[0] if config.evaluation.target_top1 else None,
-        "single_gpu_images_per_second": config.evaluation.single_gpu_throughput,
+        "target": plan.validation.target_top1[0] if plan.validation.target_top1 else None,
+        "single_gpu_images_per_second": plan.recording.single_gpu_images_per_second,
     }

@@ -16,13 +16,12 @@ from hybrid_imagenet.callbacks.training_callback import CallbackSequence
 from hybrid_imagenet.cluster import out_of_memory
 from hybrid_imagenet.comm import lost_rank
 from hybrid_imagenet.comm.request_sum import RequestSum
-from hybrid_imagenet.config import derived
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.resilience.step_requests import NUM_REQUESTS, StepRequests
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
-from hybrid_imagenet.schedules import run_length
+from hybrid_imagenet.run_plan import XlaUse
 from hybrid_imagenet.startup import STARTUP_PROGRESS
-from hybrid_imagenet.training import accumulators, restoring, smaller_batch_advice
+from hybrid_imagenet.training import accumulators, restoring
 from hybrid_imagenet.training.accumulators import ClassificationSums
 from hybrid_imagenet.training.components import RunComponents
 from hybrid_imagenet.training.program_callbacks import program_callbacks
@@ -57,7 +56,7 @@ class Trainer:
           components: of the run.
           more_callbacks: returns callbacks that are called after those of the program.
         """
-        config = components.config
+        plan = components.plan
         self.components = components
         self.state = components.state
         self.data = components.data
@@ -68,16 +67,14 @@ class Trainer:
             reducer.request_sum = RequestSum(NUM_REQUESTS)
         self.requests = StepRequests(
             reducer.request_sum,
-            config.evaluation.checkpoint_every_seconds
-            if components.communicator.rank == 0
-            else None,
+            plan.checkpoints.every_seconds if components.communicator.rank == 0 else None,
         )
         self._is_compiled = False
         self._run = ProgramRun(components)
         self._callbacks = CallbackSequence(
             [*program_callbacks(components, self.save_callback), *more_callbacks(self)],
             self._run,
-            config.run.epochs,
+            plan.epochs,
         )
 
     @property
@@ -131,7 +128,7 @@ class Trainer:
         if lost_rank.is_lost_rank_error(error):
             return
         if out_of_memory.is_out_of_memory(error):
-            advice = smaller_batch_advice.advice(self.components.config)
+            advice = self.components.plan.recording.smaller_batch_advice
             error = out_of_memory.user_error(error, advice)
         elif not isinstance(error, UserError):
             # The message of a UserError is one line without secrets.
@@ -195,12 +192,8 @@ class Trainer:
         )
 
     def _validation_is_due(self) -> bool:
-        config = self.components.config
-        return self._run.is_at_end() or run_length.is_due(
-            config.evaluation.eval_every_epochs,
-            derived.evaluation_offset(config),
-            self.state.recorded_at,
-            self._run.position,
+        return self._run.is_at_end() or self.components.plan.validation.is_due(
+            self.state.recorded_at, self._run.position
         )
 
     # A step
@@ -229,11 +222,11 @@ class Trainer:
         try:
             function(*arguments)
         except tf.errors.OpError as error:
-            is_first = self.components.config.network.jit_compile and not self._is_compiled
+            uses_xla = self.components.plan.step.xla is not XlaUse.OFF
             has_other_cause = out_of_memory.is_out_of_memory(error) or (
                 lost_rank.is_lost_rank_error(error)
             )
-            if not is_first or has_other_cause:
+            if not uses_xla or self._is_compiled or has_other_cause:
                 raise
             # The first line has the cause, and the others the places in the graph.
             reason = str(error.message).splitlines()[0]
@@ -251,7 +244,7 @@ class Trainer:
 
     def _is_logged(self) -> bool:
         """Returns whether the log gets values of the step that was issued last."""
-        return self.state.step % self.components.config.run.log_every_steps == 0
+        return self.state.step % self.components.plan.recording.log_every_steps == 0
 
     def _logged_values(self) -> contextlib.AbstractContextManager[None]:
         """Returns the context in which the loop and callbacks read values of a step for the log.
@@ -261,7 +254,7 @@ class Trainer:
         """
         step = self.state.step
         telemetry = self.step.telemetry
-        telemetry.copy_if_due(step, self.components.config.run.log_every_steps)
+        telemetry.copy_if_due(step, self.components.plan.recording.log_every_steps)
         return telemetry.reading_copy(step) if self._is_logged() else contextlib.nullcontext()
 
     def _fetch_metrics(self, epoch: int) -> dict[str, Any] | None:
@@ -338,7 +331,7 @@ class Trainer:
         if validation.compile_seconds:
             values["validation_start_seconds"] = validation.compile_seconds
         return {
-            "val_split": derived.validated_split(self.components.config.data),
+            "val_split": self.components.plan.validation.split,
             **values,
             "validation_seconds": time.perf_counter() - began,
         }

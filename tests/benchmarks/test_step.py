@@ -6,7 +6,7 @@ from unittest import mock
 import pytest
 
 from benchmarks import step_rate as step
-from hybrid_imagenet import config
+from hybrid_imagenet import config, run_plan
 from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.training import build
@@ -40,8 +40,9 @@ def test_bench_step_measures_the_layers_that_a_run_trains():
 
     settings = {"model": "resnet8", "num_classes": 10, "image_size": 32, "width": 16}
     measured = _step_program.build_network({**settings, "stem": "imagenet", "precision": "float32"})
-    run = config.resolve(["--model=resnet8", "--image_size=32", "--model_width=16"])
-    trained = build.model(run, "float32", 10, SingleProcess())
+    flags = ["--model=resnet8", "--image_size=32", "--model_width=16"]
+    plan = run_plan.make(config.resolve(flags), "float32")
+    trained = build.model(plan, 10, SingleProcess())
     assert [type(layer) for layer in measured.layers] == [type(layer) for layer in trained.layers]
 
 

@@ -3,6 +3,7 @@
 They are declared once, rejected with other choices, and passed on by name.
 """
 
+import dataclasses
 import os
 import pathlib
 import re
@@ -10,9 +11,9 @@ import threading
 
 import pytest
 
-from hybrid_imagenet import config, files, optimizers, print_config
+from hybrid_imagenet import config, files, optimizers, print_config, run_plan
 from hybrid_imagenet.comm.settings import CommunicationSettings
-from hybrid_imagenet.config import derived, flag_checks, flags
+from hybrid_imagenet.config import flag_checks, flags
 from hybrid_imagenet.data import datasets
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
@@ -62,12 +63,13 @@ def test_flags_of_an_optimizer_reach_its_constructor_and_its_configuration(name)
     # With 256 images in all, decoupled weight decay is not scaled.
     batch = "--per_gpu_batch=128"
     resolved = config.resolve([*select(name), batch, *arguments], 2)
-    constructor_arguments = derived.optimizer_arguments(resolved)
-    optimizer = optimizers.create(**constructor_arguments)
-    assert constructor_arguments.pop("optimizer") == optimizer.name == name
+    planned = run_plan.make(resolved).optimizer
+    optimizer = planned.create()
+    assert planned.name == optimizer.name == name
     result = optimizer.get_config()
     assert {flag: result[constructor_options[flag].name] for flag in values} == values
-    assert {key: result[key] for key in constructor_arguments} == constructor_arguments
+    arguments = dataclasses.asdict(planned.options) | {"name": name}
+    assert {key: result[key] for key in arguments} == arguments
     assert type(optimizer).from_config(result).get_config() == result
 
 
@@ -98,8 +100,8 @@ def test_adamw_without_a_learning_rate_is_rejected_and_the_error_suggests_one(ar
     resolved = config.resolve(
         [*arguments, "--optimizer=adamw", "--lr=0.001", "--lr_scaling=none"], 8
     )
-    arguments = derived.optimizer_arguments(resolved)
-    assert (arguments["learning_rate"], arguments["weight_decay"]) == (0.001, 0.05)
+    options = run_plan.make(resolved).optimizer.options
+    assert (options.learning_rate, options.weight_decay) == (0.001, 0.05)
 
 
 @pytest.mark.parametrize("schedule", ["flash_a", "mlperf"])
@@ -113,7 +115,7 @@ def test_flags_of_a_schedule_change_its_learning_rates(name):
     base = ["--optimizer=sgd", f"--lr_schedule={name}", "--warmup_epochs=5"]
 
     def rates(*flags_to_add):
-        schedule = derived.schedule(config.resolve([*base, *flags_to_add], 2))
+        schedule = run_plan.make(config.resolve([*base, *flags_to_add], 2)).schedule.values
         return [schedule(e / 2, e / 2, 512)["learning_rate"] for e in range(180)]
 
     for flag in flags_for(flags.CHOICES["lr_schedule"][name])[0]:
@@ -133,9 +135,9 @@ def test_flags_of_an_optimizer_outside_its_class_change_the_schedule_or_the_rate
         # Higher than the default start of a linear warmup.
         rate = f"--{OPTIMIZERS[name].rate}=0.2"
         resolved = config.resolve([f"--optimizer={name}", rate, *flags_to_add], 2)
-        schedule = derived.schedule(resolved)
+        schedule = run_plan.make(resolved).schedule.values
         values = [tuple(schedule(e / 2, e / 2 + 0.25, 1024).values()) for e in range(40)]
-        return values, derived.optimizer_arguments(resolved)
+        return values, run_plan.make(resolved).optimizer.options
 
     assert options
     for flag in flags_for(options)[0]:
@@ -149,7 +151,7 @@ def test_flags_of_communication_become_its_settings():
         options={"torus_grid": None, "size_switch_kb": 3},
         deterministic=True,
     )
-    assert derived.communication(config.resolve(values)) == expected
+    assert run_plan.make(config.resolve(values)).communication == expected
 
 
 def test_options_have_one_selecting_flag_one_type_and_a_help_text():
@@ -235,7 +237,7 @@ def test_recipe_after_the_flag_file_of_another_method_ignores_flags_of_that_meth
     assert set(resolved.dropped) == {"lr_decay", "lars_eta"}
     text = print_config.describe(resolved, 1500)
     assert "not used: flagfile has 0.02, but --optimizer=sgd has no --lars_eta" in text
-    assert derived.optimizer_arguments(resolved)["optimizer"] == "sgd"
+    assert run_plan.make(resolved).optimizer.name == "sgd"
 
 
 def test_tilde_in_paths_is_expanded_also_in_a_flag_file(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ import tensorflow as tf
 from horovod.common.process_sets import ProcessSet
 
 from hybrid_imagenet import config as configuration
-from hybrid_imagenet import recipes
+from hybrid_imagenet import recipes, run_plan
 from hybrid_imagenet.callbacks.train_function import split_step, step_for
 from hybrid_imagenet.comm import SingleProcess, process
 from hybrid_imagenet.comm.communicator import GradientExchange
@@ -22,7 +22,6 @@ from hybrid_imagenet.comm.connected import ConnectedRanks
 from hybrid_imagenet.comm.horovod_engine import HorovodCollectives
 from hybrid_imagenet.comm.request_sum import RequestSum
 from hybrid_imagenet.comm.tensorflow_engine import TensorFlowCollectives
-from hybrid_imagenet.config import derived
 from hybrid_imagenet.data import pipeline
 from hybrid_imagenet.data.sources.synthetic import SyntheticSource
 from hybrid_imagenet.models.normalization import BatchNormalization
@@ -114,15 +113,16 @@ def training(
     They are one update per batch, or the micro-batches and the update after them.
     """
     communicator: Any = SingleProcess()
+    plan = run_plan.make(config, precision)
     if ranks:
-        communicator = RankZeroOfTwo(derived.communication(config), ranks)
-    network = build.model(config, precision, CLASSES, communicator)
-    optimizer = build.optimizer(config, network, communicator)
+        communicator = RankZeroOfTwo(plan.communication, ranks)
+    network = build.model(plan, CLASSES, communicator)
+    optimizer = build.optimizer(plan, network, communicator)
     if ranks:
         optimizer.reducer.request_sum = RequestSum(NUM_REQUESTS)
-    omit_images = build.random_batch(config, communicator)
-    weights = None if config.data.class_weights == "none" else np.ones(CLASSES, np.float32)
-    step = build.train_step(config, precision, network, optimizer, omit_images, weights)
+    omit_images = build.random_batch(plan, communicator)
+    weights = np.ones(CLASSES, np.float32) if plan.step.balances_classes else None
+    step = build.train_step(plan, network, optimizer, omit_images, weights)
     batch = specs(
         config.data.augmentation,
         config.network.image_size,
@@ -141,8 +141,9 @@ def training(
 
 def evaluation(config: Any, precision: str = "mixed_float16") -> Any:
     """Returns the traced step of validation."""
-    network = build.model(config, precision, CLASSES, SingleProcess())
-    preprocess = build.evaluation_preprocess(precision.removeprefix("mixed_"))
+    plan = run_plan.make(config, precision)
+    network = build.model(plan, CLASSES, SingleProcess())
+    preprocess = build.evaluation_preprocess(plan.compute_dtype)
     step = EvaluationStep(
         network, preprocess, loss=LOSSES[config.data.loss], flip=config.evaluation.eval_flip
     )
@@ -165,7 +166,7 @@ def augmentations() -> dict[str, str]:
 
 def augmentation(name: str, precision: str = "float16") -> Any:
     """Returns the traced part of an augmentation that runs on the device."""
-    prepare = build.train_preprocess(resolved(f"--augmentation={name}"), precision)
+    prepare = build.train_preprocess(run_plan.make(resolved(f"--augmentation={name}"), precision))
     return tf.function(prepare, autograph=False).get_concrete_function(specs(name, 32, 4))
 
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tensorflow.compiler.xla.service import hlo_pb2
 
 from benchmarks.optimizer import resnet50_shapes
-from hybrid_imagenet import optimizers
+from hybrid_imagenet import optimizers, run_plan
 from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.comm.fusion import make_buckets
 from hybrid_imagenet.comm.packing import ROW_SIZE, round_up_to_rows
@@ -118,10 +118,10 @@ def compiled(function, *specs):
 def whole_step(precision):
     """Returns the forward and backward pass of --jit_compile."""
     with graphs.on_gpu():
-        config = graphs.resolved("--jit_compile", "--model=resnet10")
+        plan = run_plan.make(graphs.resolved("--jit_compile", "--model=resnet10"), precision)
         alone = SingleProcess()
-        network = build.model(config, precision, graphs.CLASSES, alone)
-        step = build.train_step(config, precision, network, build.optimizer(config, network, alone))
+        network = build.model(plan, graphs.CLASSES, alone)
+        step = build.train_step(plan, network, build.optimizer(plan, network, alone))
         images = tf.TensorSpec([4, 32, 32, 3], precision.removeprefix("mixed_"))
         labels = tf.TensorSpec([4], tf.int64)
         return compiled(
@@ -164,9 +164,10 @@ def augmentation_program(name, precision):
 
 def mixing_program(precision):
     """Returns MixUp and CutMix after the augmentation of AlexNet, with the labels they add."""
-    config = graphs.resolved("--mixup_alpha=0.2", "--cutmix_alpha=1", "--augmentation=alexnet")
-    prepare = build.train_preprocess(config, precision.removeprefix("mixed_"))
-    mixer = build.image_mixer(config)
+    flags = ["--mixup_alpha=0.2", "--cutmix_alpha=1", "--augmentation=alexnet"]
+    plan = run_plan.make(graphs.resolved(*flags), precision)
+    prepare = build.train_preprocess(plan)
+    mixer = build.image_mixer(plan)
     side = augmentations.host_augmentation("alexnet", 224).side
     pixels = tf.TensorSpec([8, side, side, 3], tf.uint8)
     seeds = tf.TensorSpec([8, 2], tf.int64)

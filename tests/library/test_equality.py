@@ -1,5 +1,7 @@
 """`model.fit` with the library's parts gives the weights of the training program."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -29,8 +31,7 @@ def through_fit(arguments: list, epochs: int) -> dict:
     import tensorflow as tf
 
     from hybrid_imagenet import config as configuration
-    from hybrid_imagenet import optimizers
-    from hybrid_imagenet.config import derived
+    from hybrid_imagenet import run_plan
     from hybrid_imagenet.order.sampling import Cursor
     from hybrid_imagenet.training import build
     from hybrid_imagenet.training.inputs import TrainingData
@@ -38,21 +39,22 @@ def through_fit(arguments: list, epochs: int) -> dict:
     with programs.ranks():
         config = configuration.resolve(arguments, hi.size())
         tf.config.experimental.enable_op_determinism()
-        source, _ = build.sources(config)
+        source, _ = build.sources(config.data, config.run.seed)
+        plan = run_plan.make(config, "float32")
         optimizer = hi.DistributedOptimizer(
-            optimizers.create(**derived.optimizer_arguments(config)),
-            schedule=derived.schedule(config),
-            compression=config.communication.compression,
-            loss_scale=float(config.network.loss_scale),
+            plan.optimizer.create(),
+            schedule=plan.schedule.values,
+            compression=plan.optimizer.compression,
+            loss_scale=float(plan.optimizer.loss_scale),
         )
         communicator = hi.communicator()
-        order = build.sample_order(config, source)
-        data = TrainingData(config, source, order, communicator, build.host_options(config.data, 1))
-        prepare = build.train_preprocess(config, "float32")
+        order = build.sample_order(plan, source)
+        options = build.host_options(plan.data.reading, 1)
+        data = TrainingData(plan, source, order, communicator, options)
+        prepare = build.train_preprocess(plan)
         # Ranks begin with different weights, so that the broadcast is needed.
         model = build.model(
-            config.changed(seed=config.run.seed + communicator.rank),
-            "float32",
+            dataclasses.replace(plan, seed=plan.seed + communicator.rank),
             source.num_classes,
             communicator,
         )

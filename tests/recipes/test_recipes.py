@@ -7,12 +7,10 @@ import re
 import pytest
 
 from benchmarks.optimizer import resnet50_shapes
-from hybrid_imagenet import config, optimizers, print_config, recipes
+from hybrid_imagenet import config, print_config, recipes, run_plan
 from hybrid_imagenet.cluster import gpus as visible_gpus
 from hybrid_imagenet.comm import fusion
 from hybrid_imagenet.comm.settings import WIRE_DTYPES
-from hybrid_imagenet.config import derived
-from hybrid_imagenet.schedules import run_length
 from studies.trial_runs import chosen_defaults
 from tests.references import alexnet_reference, mlperf_reference, short_reference
 
@@ -25,7 +23,9 @@ SET_BY_HARDWARE = "per_gpu_batch"
 
 
 def plan(recipe, world_size, *flags):
-    return print_config.plan(config.resolve([f"--recipe={recipe}", *flags], world_size), IMAGENET)
+    return print_config.plan_epochs(
+        run_plan.make(config.resolve([f"--recipe={recipe}", *flags], world_size)), IMAGENET
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -46,9 +46,9 @@ def test_recipe_overrides_only_differ_from_defaults_and_have_a_source(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_recipe_creates_an_optimizer_that_takes_the_values_of_its_schedule(name):
     resolved = config.resolve([f"--recipe={name}"], 4)
-    optimizer = optimizers.create(**derived.optimizer_arguments(resolved))
-    schedule = derived.schedule(resolved)
-    values = schedule(0.0, 0.1, derived.base_batch(resolved))
+    planned = run_plan.make(resolved)
+    optimizer = planned.optimizer.create()
+    values = planned.schedule.values(0.0, 0.1, planned.base_batch)
     # Only schedules with a ramp set trust_ratio_exponent.
     assert {*values, "trust_ratio_exponent"} == set(optimizer.hyperparameters.names)
     optimizer.hyperparameters.assign(values)
@@ -59,7 +59,9 @@ def test_recipe_can_be_planned_for_two_epochs_on_two_ranks(name):
     flags = ["--dataset=digits", "--epochs=2", "--image_size=32"]
     if "warmup" not in name and recipes.load(name).overrides.get("optimizer", "hybrid") == "hybrid":
         flags.append("--warmup_epochs=1")
-    rows = print_config.plan(config.resolve([f"--recipe={name}", *flags], 2), 1437)
+    rows = print_config.plan_epochs(
+        run_plan.make(config.resolve([f"--recipe={name}", *flags], 2)), 1437
+    )
     assert len(rows) == 2
     assert all(row.steps > 0 and row.learning_rate >= 0 for row in rows)
 
@@ -88,8 +90,8 @@ def test_recipe_lu_as_printed_follows_the_formulas_of_the_paper():
     assert {row.momentum for row in rows} == {0.0}
     resolved = config.resolve(["--recipe=lu_as_printed"], 24)
     assert resolved.network.model == "resnet50_v1"
-    arguments = derived.optimizer_arguments(resolved)
-    assert (arguments["decay_all"], arguments["bias_correction"]) == (True, False)
+    options = run_plan.make(resolved).optimizer.options
+    assert (options.decay_all, options.bias_correction) == (True, False)
     # The paper does not print the coefficient of LARS. With the chosen one, the relative step in
     # epoch 11 is MLPerf's at this batch.
     assert resolved.optimizer_options["lars_eta"] * 2.4 * 0.9**11 == pytest.approx(0.141, abs=5e-4)
@@ -123,17 +125,17 @@ def test_recipes_gradual_warmup_and_hal_have_the_published_learning_rates():
     ],
 )
 def test_peak_learning_rate_of_recipes_is_that_of_all_gpus(name, gpus, peak):
-    assert derived.peak_learning_rate(config.resolve([f"--recipe={name}"], gpus)) == pytest.approx(
-        peak
-    )
+    assert run_plan.make(
+        config.resolve([f"--recipe={name}"], gpus)
+    ).peak_learning_rate() == pytest.approx(peak)
 
 
 def test_recipe_hal_decays_every_parameter_and_gradual_warmup_only_kernels():
-    arguments = {
-        name: derived.optimizer_arguments(config.resolve([f"--recipe={name}"], 4))
+    options = {
+        name: run_plan.make(config.resolve([f"--recipe={name}"], 4)).optimizer.options
         for name in ("hal", "gradual_warmup")
     }
-    assert {name: (a["weight_decay"], a["decay_all"]) for name, a in arguments.items()} == {
+    assert {name: (a.weight_decay, a.decay_all) for name, a in options.items()} == {
         "hal": (1e-4, True),
         "gradual_warmup": (1e-4, False),
     }
@@ -155,12 +157,13 @@ def test_recipes_flash_exp_have_the_published_batches_and_momentum():
 def test_recipe_flash_reference_has_the_rates_of_you_et_al_as_mikami_et_al_print_them():
     resolved = config.resolve(["--recipe=flash_reference"], 1024)
     assert {row.global_batch for row in plan("flash_reference", 1024)} == {32768}
-    schedule = derived.schedule(resolved)
+    planned = run_plan.make(resolved)
+    schedule = planned.schedule.values
     rates = [schedule(e, e, 32768)["learning_rate"] for e in (0.0, 2.5, 5.0, 47.5, 90.0)]
     # The warmup is linear. Half of the decay is left at epoch 47.5, and 29 / 4 is its square.
     assert rates == pytest.approx([0.2, 14.6, 29.0, 7.25, 0.0])
     assert {row.momentum for row in plan("flash_reference", 1024)} == {0.9}
-    assert derived.optimizer_arguments(resolved)["trust_coefficient"] == 0.001
+    assert planned.optimizer.options.trust_coefficient == 0.001
 
 
 @pytest.mark.parametrize("row", mlperf_reference.ROWS, ids=lambda row: f"{row[0]:.0f}")
@@ -179,22 +182,20 @@ def test_recipe_mlperf_lars_has_the_settings_of_mlperfs_table(row):
         momentum,
     )
     assert (resolved.optimizer_options["weight_decay"], resolved.run.epochs) == (decay, round(end))
-    schedule = derived.schedule(resolved)
-    last = schedule.arguments["epochs"]
+    planned = run_plan.make(resolved)
+    schedule = planned.schedule.values
+    last = planned.schedule.end_epoch
     assert last == pytest.approx(end, abs=0.05)
     rates = [schedule(e, e, int(batch))["learning_rate"] for e in (0.0, warmup / 2, warmup, last)]
     assert rates == pytest.approx([0, lr / 2, lr, 0])
-    assert derived.optimizer_arguments(resolved)["weight_decay"] == decay
-    every = resolved.evaluation.eval_every_epochs
-    offset = derived.evaluation_offset(resolved)
-    assert every == 4 and offset in range(4)
-    validated = [
-        e for e in range(1, resolved.run.epochs + 1) if run_length.is_due(every, offset, e - 1, e)
-    ]
+    assert planned.optimizer.options.weight_decay == decay
+    validation = planned.validation
+    assert validation.every_epochs == 4 and validation.offset_epochs in range(4)
+    validated = [e for e in range(1, planned.epochs + 1) if validation.is_due(e - 1, e)]
     assert math.ceil(target) in validated
     assert gpus % resolved.network.bn_group == 0
     assert 0.5 < 16 * resolved.network.bn_group / span < 2
-    assert derived.communication(resolved).neighbors == resolved.network.bn_group
+    assert planned.communication.neighbors == resolved.network.bn_group
     text = print_config.describe(resolved, IMAGENET)
     assert f"MLPerf's table at batch {batch:.0f}" in next(
         x for x in text.splitlines() if x.startswith("momentum ")
@@ -224,6 +225,7 @@ def test_recipe_short_is_the_published_configuration_of_mosaicml():
     theirs = short_reference.MOSAICML
     rows = plan("short", 8)
     resolved = config.resolve(["--recipe=short"])
+    validated = run_plan.make(resolved).validation
     assert {row.global_batch for row in rows} == {theirs["batch"]}
     assert len(rows) == theirs["epochs"] == 28
     rates = [row.learning_rate for row in rows]
@@ -231,7 +233,7 @@ def test_recipe_short_is_the_published_configuration_of_mosaicml():
     assert [row.image_size for row in rows] == [short_reference.mosaicml_size(e) for e in range(28)]
     assert (rows[0].image_size, rows[27].image_size) == (88, 176)
     validation = theirs["validation"] / theirs["validation_resize"]
-    assert (derived.evaluation_size(resolved), resolved.data.eval_crop) == (
+    assert (validated.image_size, validated.crop_fraction) == (
         theirs["validation"],
         validation,
     )
@@ -250,7 +252,7 @@ def test_recipe_short_is_the_published_configuration_of_mosaicml():
 def test_recipe_short_scales_decoupled_decay_with_the_batch(gpus, decay):
     """MosaicML's decay of 5e-4 in a step is for 2,048 images."""
     resolved = config.resolve(["--recipe=short"], gpus)
-    optimizer = optimizers.create(**derived.optimizer_arguments(resolved))
+    optimizer = run_plan.make(resolved).optimizer.create()
     assert optimizer.decoupled_decay_rate == pytest.approx(decay)
     assert optimizer.coupled_decay_rate == 0.0
     lines = print_config.describe(resolved, IMAGENET).splitlines()
@@ -265,12 +267,8 @@ def test_optimizer_arguments_of_a_published_schedule_have_its_peak(schedule):
         "--decoupled_decay",
         "--warmup_epochs=34",
     ]
-    resolved = config.resolve(flags, 8)
-    assert (
-        derived.optimizer_arguments(resolved)["learning_rate"]
-        == derived.peak_learning_rate(resolved)
-        > 20
-    )
+    planned = run_plan.make(config.resolve(flags, 8))
+    assert planned.optimizer.options.learning_rate == planned.peak_learning_rate() > 20
 
 
 @pytest.mark.parametrize(
@@ -328,7 +326,7 @@ def test_recipes_four_minutes_send_large_gradients_by_the_ring_others_by_masters
 ):
     """Uses the sizes of the network's gradients in the order of backpropagation."""
     resolved = config.resolve([f"--recipe=four_minutes_{name}"], 2048)
-    settings = derived.communication(resolved)
+    settings = run_plan.make(resolved).communication
     elements = [math.prod(shape) for shape in shapes()]
     wire_dtype = WIRE_DTYPES[resolved.communication.compression]
     buckets = fusion.make_buckets(
@@ -357,7 +355,8 @@ def test_tables_by_number_of_gpus_have_the_batches_of_the_recipes(page, count, m
         for choice in flags.split(" or "):
             words = choice.strip("`").split()
             plans = [
-                print_config.plan(config.resolve(words, count), IMAGENET) for count in numbers[0]
+                print_config.plan_epochs(run_plan.make(config.resolve(words, count)), IMAGENET)
+                for count in numbers[0]
             ]
             batches = [row.global_batch for rows in plans for row in rows]
             assert [min(batches), max(batches)] == [numbers[1][0], numbers[1][-1]], (number, choice)
@@ -380,7 +379,7 @@ def test_tuning_page_has_the_settings_of_mlperf_lars(monkeypatch):
     assert [int(number) for number, *_ in rows] == [8, 16, 32, 128, 256]
     for number, images, *numbers in rows:
         c = config.resolve(["--recipe=mlperf_lars"], int(number))
-        assert derived.base_batch(c) == int(images.replace(",", ""))
+        assert run_plan.make(c).base_batch == int(images.replace(",", ""))
         assert [float(n) for n in numbers] == pytest.approx(
             [
                 c.optimization.lr,

@@ -11,6 +11,7 @@ import pytest
 
 import hybrid_imagenet as hi
 from hybrid_imagenet import config as run_config
+from hybrid_imagenet import run_plan
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.runlog import trackers
@@ -275,7 +276,7 @@ def test_tracker_without_its_package_raises_before_the_run_starts(tracker, monke
 def test_tracker_of_the_program_gets_records_and_configuration(server, tmp_path):
     def session(*flags, stop):
         common = [f"--run_dir={tmp_path / 'run'}", "--tracker=wandb", "--tracker_project=own"]
-        recording = Recording(run_config.resolve([*common, *flags]), 0, 1)
+        recording = Recording(run_plan.make(run_config.resolve([*common, *flags])), 0, 1)
         recording.start(FACTS, {"world_size": 1, "images_per_epoch": 100}, RunState())
         recording.step(20, 0.5, {"step": 20, "epoch": 1, "position": 0.5, "train_loss": 0.5})
         recording.epoch({"step": 20, "epoch": 1, "val_top1": 0.9, "position": 1.0})
@@ -296,7 +297,7 @@ def test_tracker_of_the_program_gets_records_and_configuration(server, tmp_path)
 
 def test_tracker_on_ranks_other_than_0_starts_no_run(server, tmp_path):
     flags = [f"--run_dir={tmp_path / 'run'}", "--tracker=wandb"]
-    recording = Recording(run_config.resolve(flags), 1, 2)
+    recording = Recording(run_plan.make(run_config.resolve(flags)), 1, 2)
     recording.start(FACTS, {}, RunState())
     recording.finish(RunState())
     recording.stop_logging()
@@ -305,7 +306,7 @@ def test_tracker_on_ranks_other_than_0_starts_no_run(server, tmp_path):
 
 def test_tracker_records_a_diverged_run_as_failed(server, tmp_path):
     flags = [f"--run_dir={tmp_path / 'run'}", "--tracker=mlflow"]
-    recording = Recording(run_config.resolve(flags), 0, 1)
+    recording = Recording(run_plan.make(run_config.resolve(flags)), 0, 1)
     recording.start(FACTS, {"world_size": 1, "images_per_epoch": 100}, RunState())
     recording.divergence(7, 1.0, 300.0)
     recording.interrupt()

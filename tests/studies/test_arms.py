@@ -5,8 +5,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from hybrid_imagenet import config, print_config
-from hybrid_imagenet.config import derived
+from hybrid_imagenet import config, print_config, run_plan
 from hybrid_imagenet.schedules.step_bounds import adabound_bounds
 from hybrid_imagenet.training import relative_step_advice
 from studies import batch_norm, optimizers, questions, rate_curves, tuning
@@ -67,7 +66,10 @@ def test_arms_of_batch_norm_are_the_rows_of_table_3_4_with_equal_updates():
         "sync": (True, "moving", 0),
         "random": (True, "moving", 16),
     }
-    plans = {name: print_config.plan(row, 60_000 - questions.TUNING) for name, row in rows.items()}
+    plans = {
+        name: print_config.plan_epochs(run_plan.make(row), 60_000 - questions.TUNING)
+        for name, row in rows.items()
+    }
     assert [sum(row.steps for row in plan) for plan in plans.values()] == pytest.approx(
         [521] * 4, abs=1
     )
@@ -105,7 +107,7 @@ def test_optimizers_have_equal_budgets_and_lamb_is_tuned_around_the_published_st
         assert len({str(point.values()) for point in points}) == 5
         assert {
             (
-                derived.base_batch(c),
+                run_plan.make(c).base_batch,
                 c.run.epochs,
                 c.optimization.per_gpu_batch,
                 c.optimization.warmup_epochs,
@@ -113,8 +115,8 @@ def test_optimizers_have_equal_budgets_and_lamb_is_tuned_around_the_published_st
             for c in points
         } == {(batch, 16, 32, 3)}
         if arm.name == f"lamb_{batch}":
-            steps = [relative_step_advice.peak(point).value for point in points]
-            tuned = relative_step_advice.tuned(points[0], batch)
+            steps = [relative_step_advice.peak(run_plan.make(point)).value for point in points]
+            tuned = relative_step_advice.tuned(run_plan.make(points[0]).optimizer, batch)
             assert steps == pytest.approx(
                 [factor * tuned for factor in questions.FACTORS], rel=1e-3
             )
@@ -143,10 +145,12 @@ def test_points_of_the_handover_have_the_settings_in_their_names(study, gpus):
 def test_adabound_with_a_scaled_gamma_ends_as_close_to_sgd_as_on_imagenet():
     arm = arm_of("rate-curves", "adabound")
     resolved = resolve_arm("rate-curves", "adabound", *arm.points[1].flags)
-    plan = print_config.plan(resolved, 60_000 - questions.TUNING)
+    plan = print_config.plan_epochs(run_plan.make(resolved), 60_000 - questions.TUNING)
     assert sum(row.steps for row in plan) == rate_curves.UPDATES
     here = adabound_bounds(rate_curves.UPDATES, 1.0, resolved.optimizer_options["adabound_gamma"])
     imagenet = adabound_bounds(rate_curves.IMAGENET_UPDATES, 1.0, 0.001)
     assert here == pytest.approx(imagenet, rel=1e-3)
     assert here == pytest.approx((0.95, 1.05), abs=0.005)
-    assert derived.peak_learning_rates(resolved)["lr"] == pytest.approx(float(arm.points[1].label))
+    assert run_plan.make(resolved).optimizer.options.final_lr == pytest.approx(
+        float(arm.points[1].label)
+    )

@@ -2,9 +2,8 @@
 
 import pytest
 
-from hybrid_imagenet import config, print_config
+from hybrid_imagenet import config, print_config, run_plan
 from hybrid_imagenet.analysis import published
-from hybrid_imagenet.config import derived
 from studies import trial_runs
 from studies.definitions import FLASH_EPOCHS, FLASH_GPUS, FLASH_SCALE, STUDIES
 from studies.figure_3_1 import FIGURE_3_1
@@ -24,7 +23,7 @@ def test_arms_of_all_studies_are_valid_configurations(study, arm):
     assert resolved.run.seed == 4
     assert resolved.evaluation.target_top1 == (0.8,)
     # This raises if a batch does not fit the data.
-    plan = print_config.plan(resolved, IMAGES)
+    plan = print_config.plan_epochs(run_plan.make(resolved), IMAGES)
     assert len(plan) == (FLASH_EPOCHS if study.name == "batch_size_control" else EPOCHS)
 
 
@@ -111,13 +110,13 @@ def test_batches_of_mikami_et_al_are_divided_by_one_factor(arm):
     resolved = config.resolve(
         STUDIES["batch_size_control"].arguments(arms_by_name("batch_size_control")[arm], 0)
     )
-    schedule = derived.batches(resolved)
+    schedule = run_plan.make(resolved).batches
     for epoch, batch in zip((0, 30, 45, 75), FLASH[arm], strict=True):
         at = epoch * FLASH_EPOCHS / 90
         assert at == int(at)
         assert schedule.at(int(at)).global_batch(FLASH_GPUS) * FLASH_SCALE == batch
     # Table 3, column LS.
     assert bool(resolved.data.label_smoothing) == (arm in ("exp2", "exp3", "exp4"))
-    plan = print_config.plan(resolved, IMAGES)
+    plan = print_config.plan_epochs(run_plan.make(resolved), IMAGES)
     assert {round(row.momentum, 6) for row in plan} == {0.9}
     assert max(row.learning_rate for row in plan) <= 34.0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hybrid_imagenet import config
+from hybrid_imagenet import config, run_plan
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.schedules import mlperf
 from hybrid_imagenet.schedules.relative_step import relative_step
@@ -98,7 +98,9 @@ def test_forecast_of_hybrid_has_75_percent_after_epoch_44(capsys):
 
 
 def test_forecast_of_a_batch_outside_the_logs_has_no_epochs():
-    assert forecast.epochs_to_accuracies(config.resolve(["--recipe=hybrid"], 1)) == {}
+    assert (
+        forecast.epochs_to_accuracies(run_plan.make(config.resolve(["--recipe=hybrid"], 1))) == {}
+    )
 
 
 @pytest.mark.parametrize(
@@ -113,7 +115,7 @@ def test_forecast_of_a_batch_outside_the_logs_has_no_epochs():
 )
 def test_forecast_of_another_training_is_an_error(flag):
     with pytest.raises(UserError, match="The forecast is for ResNet-50"):
-        forecast.epochs_to_accuracies(config.resolve([flag], 24))
+        forecast.epochs_to_accuracies(run_plan.make(config.resolve([flag], 24)))
 
 
 def test_tuned_step_law_grows_with_the_square_root_of_the_batch():

@@ -2,8 +2,7 @@
 
 import pytest
 
-from hybrid_imagenet import config, print_config
-from hybrid_imagenet.config import derived
+from hybrid_imagenet import config, print_config, run_plan
 from hybrid_imagenet.errors import EXIT_PREEMPTED
 from hybrid_imagenet.schedules import mlperf
 from hybrid_imagenet.training import relative_step_advice
@@ -74,7 +73,7 @@ def differing(first, second):
 def test_arms_of_the_full_form_have_its_batch_warmup_and_updates(study):
     for arm in study.arms:
         resolved = resolve(study, arm.name)
-        assert derived.base_batch(resolved) == full_form.BATCH == 6144
+        assert run_plan.make(resolved).base_batch == full_form.BATCH == 6144
         assert (resolved.optimization.virtual_gpus, resolved.optimization.per_gpu_batch) == (
             24,
             256,
@@ -90,7 +89,7 @@ def test_arms_of_the_full_form_have_its_batch_warmup_and_updates(study):
             1,
         )
         assert resolved.run.seed == 2
-        plan = print_config.plan(resolved, TRAINING_IMAGES)
+        plan = print_config.plan_epochs(run_plan.make(resolved), TRAINING_IMAGES)
         assert sum(epoch.steps for epoch in plan) == 879
         assert sum(epoch.steps for epoch in plan[:10]) == 98
 
@@ -142,8 +141,8 @@ def test_gradual_sgd_arm_is_its_recipe_with_the_decay_and_warmup_of_hybrid():
     gradual = resolve(FULL_FORM, "gradual_sgd")
     # lr * N and lr * B / 256 are the same with 256 images per GPU.
     assert differing(recipe, gradual) == {"recipe", "lr_scaling"}
-    assert derived.peak_learning_rates(recipe) == derived.peak_learning_rates(gradual)
-    assert derived.peak_learning_rates(gradual)["lr"] == pytest.approx(2.4)
+    rates = [run_plan.make(row).optimizer.options.learning_rate for row in (recipe, gradual)]
+    assert rates == pytest.approx([2.4, 2.4])
 
 
 @pytest.mark.parametrize(
@@ -158,7 +157,7 @@ def test_gradual_sgd_arm_is_its_recipe_with_the_decay_and_warmup_of_hybrid():
     ],
 )
 def test_relative_step_of_an_arm_has_the_expected_peak(name, step, epoch):
-    peak = relative_step_advice.peak(resolve(FULL_FORM, name))
+    peak = relative_step_advice.peak(run_plan.make(resolve(FULL_FORM, name)))
     assert peak.value == pytest.approx(step, rel=1e-3)
     assert peak.epoch == epoch
 
@@ -167,10 +166,12 @@ def test_hybrid_and_lars_arms_with_polynomial_decay_are_equal_after_the_warmup()
     hybrid = resolve(FULL_FORM, "hybrid_poly")
     lars = resolve(FULL_FORM, "lars_poly")
     for epoch in (10.0, 10.1, 42.0, 89.5):
-        first = derived.schedule(hybrid)(epoch, epoch + 0.1, full_form.BATCH)
-        second = derived.schedule(lars)(epoch, epoch + 0.1, full_form.BATCH)
-        assert relative_step_advice.at_step(hybrid, first) == pytest.approx(
-            relative_step_advice.at_step(lars, second), rel=1e-3
+        first = run_plan.make(hybrid).schedule.values(epoch, epoch + 0.1, full_form.BATCH)
+        second = run_plan.make(lars).schedule.values(epoch, epoch + 0.1, full_form.BATCH)
+        assert relative_step_advice.at_step(
+            run_plan.make(hybrid).optimizer, first
+        ) == pytest.approx(
+            relative_step_advice.at_step(run_plan.make(lars).optimizer, second), rel=1e-3
         )
         # Biases and normalization have no trust ratio, and use an average of the gradient instead
         # of a sum.

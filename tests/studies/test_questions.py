@@ -2,8 +2,7 @@
 
 import pytest
 
-from hybrid_imagenet import config
-from hybrid_imagenet.config import derived
+from hybrid_imagenet import config, run_plan
 from hybrid_imagenet.training import relative_step_advice
 from studies import questions
 
@@ -32,9 +31,9 @@ def test_arms_of_a_tuned_study_have_the_same_budget(study):
 @pytest.mark.parametrize(("study", "arm", "point"), POINTS)
 def test_points_of_a_tuned_study_have_the_relative_step_in_their_names(study, arm, point):
     resolved = resolve_arm(study, arm, *point.flags)
-    top = relative_step_advice.peak(resolved)
+    top = relative_step_advice.peak(run_plan.make(resolved))
     if resolved.optimization.optimizer == "sgd":
-        rate = derived.peak_learning_rates(resolved)["lr"]
+        rate = run_plan.make(resolved).optimizer.options.learning_rate
         assert float(point.label) == pytest.approx(
             rate / (1 - resolved.optimizer_options["momentum"]), rel=6e-3
         )
@@ -52,7 +51,7 @@ def test_methods_of_accuracy_by_batch_have_the_same_batch_and_virtual_gpus(batch
     assert [arm.name.removesuffix(f"_{batch}") for arm in arms] == list(questions.METHODS)
     for arm in arms:
         resolved = resolve_arm(questions.ACCURACY_BY_BATCH, arm, *arm.points[0].flags)
-        assert derived.base_batch(resolved) == batch
+        assert run_plan.make(resolved).base_batch == batch
         assert resolved.optimization.per_gpu_batch == questions.GPU_IMAGES
 
 
@@ -65,12 +64,13 @@ def test_arms_of_the_warmup_study_are_equal_after_the_warmup(batch, point):
     for name in ("adabound", "linear"):
         arm = arms[f"{name}_{batch}"]
         both.append(resolve_arm(study, arm, *arm.points[point].flags))
-    bounded, linear = map(derived.schedule, both)
+    plans = [run_plan.make(resolved) for resolved in both]
+    bounded, linear = (plan.schedule.values for plan in plans)
     for epoch in (3.0, 3.5, 7.2, 15.9):
         a = bounded(epoch, epoch + 0.1, batch)
         b = linear(epoch, epoch + 0.1, batch)
-        assert relative_step_advice.at_step(both[0], a) == pytest.approx(
-            relative_step_advice.at_step(both[1], b), rel=2e-3
+        assert relative_step_advice.at_step(plans[0].optimizer, a) == pytest.approx(
+            relative_step_advice.at_step(plans[1].optimizer, b), rel=2e-3
         )
         # Biases have no trust ratio, so their learning rates are compared.
         assert (1 - 0.9) * a["learning_rate"] == pytest.approx(b["learning_rate"], rel=2e-3)

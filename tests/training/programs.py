@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from hybrid_imagenet import comm
+from hybrid_imagenet import comm, run_plan
 from tests.support import in_process, program
 
 BATCH = 8
@@ -28,16 +28,16 @@ def cluster_2_step(loss: float, steps: int, *more_flags: str) -> dict:
         *("--model_width=4", "--stem=3x3", "--per_gpu_batch=4"),
     ]
     resolved = config.resolve([*flags, *more_flags], comm.placement().size)
-    communicator = comm.start(config.derived.communication(resolved))
+    communicator = comm.start(run_plan.make(resolved).communication)
     import keras
     import tensorflow as tf
 
     from hybrid_imagenet.training import build
 
     keras.utils.set_random_seed(0)
-    precision = resolved.network.precision
-    network = build.model(resolved, precision, 10, communicator)
-    optimizer = build.optimizer(resolved, network, communicator)
+    plan = run_plan.make(resolved)
+    network = build.model(plan, 10, communicator)
+    optimizer = build.optimizer(plan, network, communicator)
     variables = network.trainable_variables
     optimizer.build(variables)
     # The gradient is the same at all weights, so an update changes nothing that is compared.
@@ -54,7 +54,7 @@ def cluster_2_step(loss: float, steps: int, *more_flags: str) -> dict:
         "norm": [float(optimizer.grad_norm), norm],
         "updates": int(optimizer.iterations),
         "skipped": int(optimizer.loss_scale.skipped_steps),
-        "types": [precision, optimizer.reducer.statistics()["buckets"][0]["wire"]],
+        "types": [plan.precision, optimizer.reducer.statistics()["buckets"][0]["wire"]],
     }
 
 

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hybrid_imagenet import config
+from hybrid_imagenet import config, run_plan
 from hybrid_imagenet.comm import SingleProcess
-from hybrid_imagenet.config import derived
 from hybrid_imagenet.data import device
 from hybrid_imagenet.data.image_mixing import ImageMixer
 from hybrid_imagenet.errors import UserError
@@ -15,11 +14,19 @@ from hybrid_imagenet.training import build
 from tests.data import support, test_idx
 
 
+def open_sources(resolved):
+    return build.sources(resolved.data, resolved.run.seed)
+
+
+def plan(*flags, precision="float32"):
+    return run_plan.make(config.resolve(flags), precision)
+
+
 def sources(tmp_path, *flags):
     resolved = config.resolve(
         ["--dataset=fashion_mnist", f"--data_dir={test_idx.write(tmp_path)}", *flags]
     )
-    return resolved, build.sources(resolved)
+    return resolved, open_sources(resolved)
 
 
 def images(source):
@@ -31,7 +38,7 @@ def images(source):
 
 def test_sources_with_tuning_split_are_disjoint_parts_of_the_training_images(tmp_path):
     resolved, (train, tuning) = sources(tmp_path, "--tuning_split=3")
-    assert derived.validated_split(resolved.data) == "tuning"
+    assert resolved.data.validated_split == "tuning"
     assert (train.num_examples, tuning.num_examples) == (9, 3)
     assert not images(train) & images(tuning)
     assert images(sources(tmp_path, "--tuning_split=0.25")[1][1]) == images(tuning)
@@ -45,16 +52,16 @@ def test_sources_with_tuning_split_are_disjoint_parts_of_the_training_images(tmp
 
 def test_sources_with_eval_split_validation_keep_the_training_images(tmp_path):
     resolved, (train, validation) = sources(tmp_path, "--tuning_split=3", "--eval_split=validation")
-    assert derived.validated_split(resolved.data) == "validation"
+    assert resolved.data.validated_split == "validation"
     assert (train.num_examples, validation.num_examples) == (9, 4)
     assert images(train) == images(sources(tmp_path, "--tuning_split=3")[1][0])
-    assert derived.validated_split(sources(tmp_path)[0].data) == "validation"
+    assert sources(tmp_path)[0].data.validated_split == "validation"
 
 
 @pytest.mark.parametrize("augmentation", ["alexnet", "shift"])
 def test_preprocess_with_mixing_mixes_the_augmented_images(augmentation):
     flags = ["--mixup_alpha=0.3", "--cutmix_alpha=1", f"--augmentation={augmentation}"]
-    resolved = config.resolve([*flags, "--virtual_gpus=2"])
+    flags.append("--virtual_gpus=2")
     random = np.random.default_rng(0)
     pixels = tf.constant(random.integers(0, 256, (8, 16, 16, 3)), tf.uint8)
     examples = np.arange(8)
@@ -62,11 +69,10 @@ def test_preprocess_with_mixing_mixes_the_augmented_images(augmentation):
     plain = device.augment(pixels, seeds, augmentation)
     expected = ImageMixer(0.3, 1.0, parts=2).images(plain, seeds)
     batch = {"image": pixels, "seed": seeds}
-    np.testing.assert_allclose(
-        build.train_preprocess(resolved, "float32")(batch), expected, rtol=1e-6
-    )
-    assert build.train_preprocess(resolved, "float16")(batch).dtype == tf.float16
-    assert build.image_mixer(config.resolve([])) is None
+    np.testing.assert_allclose(build.train_preprocess(plan(*flags))(batch), expected, rtol=1e-6)
+    in_float16 = plan(*flags, precision="mixed_float16")
+    assert build.train_preprocess(in_float16)(batch).dtype == tf.float16
+    assert build.image_mixer(plan()) is None
 
 
 class SecondRank(SingleProcess):
@@ -83,11 +89,12 @@ class SecondRank(SingleProcess):
 
 def test_class_weights_are_computed_from_the_counts_of_rank_0(tmp_path):
     resolved, (train, _) = sources(tmp_path, "--class_weights=balanced")
-    weights = build.class_weights(resolved, train, SecondRank())
+    planned = run_plan.make(resolved)
+    weights = build.class_weights(planned, train, SecondRank())
     np.testing.assert_allclose(weights, [2.0, 2 / 3], rtol=1e-6)
-    weights_of_rank_0 = build.class_weights(resolved, train, SingleProcess())
+    weights_of_rank_0 = build.class_weights(planned, train, SingleProcess())
     assert weights_of_rank_0.shape == (10,)
-    assert build.class_weights(config.resolve([]), train, SecondRank()) is None
+    assert build.class_weights(plan(), train, SecondRank()) is None
 
 
 def test_sources_with_different_classes_are_rejected(tmp_path):
@@ -97,10 +104,10 @@ def test_sources_with_different_classes_are_rejected(tmp_path):
         UserError,
         match=r"training and validation have different classes .class 0 is 'n01' and 'n03'",
     ):
-        build.sources(config.resolve(["--dataset=parquet", f"--data_dir={tmp_path}"]))
+        open_sources(config.resolve(["--dataset=parquet", f"--data_dir={tmp_path}"]))
     support.write_parquet(tmp_path, "validation", support.tiny("validation"))
     with pytest.raises(UserError, match="--num_classes=5 is wrong, because parquet has 3 classes"):
-        build.sources(
+        open_sources(
             config.resolve(["--dataset=parquet", f"--data_dir={tmp_path}", "--num_classes=5"])
         )
 
@@ -120,16 +127,13 @@ def test_sources_of_an_invalid_split_are_rejected(tmp_path, flags, words):
 
 def test_sample_order_with_shuffle_window_mixes_that_many_shards(tiny_data, tmp_path):
     flags = ["--dataset=tfrecord", f"--data_dir={tiny_data}", "--num_classes=4", "--seed=3"]
-    source = build.sources(config.resolve(flags))[0]
+    source = open_sources(config.resolve(flags))[0]
     for window, shards in ((0, 2), (1, 1), (2, 2)):
-        order = build.sample_order(config.resolve([*flags, f"--shuffle_window={window}"]), source)
+        order = build.sample_order(plan(*flags, f"--shuffle_window={window}"), source)
         assert sorted(order.at(0, np.arange(64)).tolist()) == list(range(64))
         # Each shard has 32 images.
         assert len(np.unique(order.at(0, np.arange(32)) // 32)) == shards
-    assert (
-        len(np.unique(build.sample_order(config.resolve(flags), source).at(0, np.arange(32)) // 32))
-        == 2
-    )
+    assert len(np.unique(build.sample_order(plan(*flags), source).at(0, np.arange(32)) // 32)) == 2
 
 
 def test_shuffle_window_without_shards_is_rejected():
@@ -137,7 +141,7 @@ def test_shuffle_window_without_shards_is_rejected():
     with pytest.raises(
         UserError, match=r"--shuffle_window=2 needs a dataset in shards .*, not synthetic"
     ):
-        build.check_shuffle_window(resolved.data, build.sources(resolved)[0])
+        build.check_shuffle_window(resolved.data, open_sources(resolved)[0])
 
 
 @pytest.mark.parametrize(
@@ -155,11 +159,13 @@ def test_shuffle_window_without_shards_is_rejected():
 def test_optimizer_of_the_program_sends_and_scales_by_flags_precision_and_ranks(
     flags, precision, ranks, wire, scale
 ):
-    resolved = config.resolve(["--model=resnet8", "--model_width=4", "--image_size=16", *flags])
+    small = ["--model=resnet8", "--model_width=4", "--image_size=16"]
+    resolved = config.resolve([*small, *flags], ranks)
+    planned = run_plan.make(resolved, precision)
     communicator = SingleProcess()
     communicator.size = ranks
-    network = build.model(resolved, precision, 10, communicator)
-    optimizer = build.optimizer(resolved, network, communicator)
+    network = build.model(planned, 10, communicator)
+    optimizer = build.optimizer(planned, network, communicator)
     optimizer.build(network.trainable_variables)
     assert optimizer.reducer.wire_dtype == wire
     assert optimizer.loss_scale.dynamic is (scale is not None)

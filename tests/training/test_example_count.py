@@ -7,7 +7,7 @@ import types
 
 import pytest
 
-from hybrid_imagenet import config
+from hybrid_imagenet import config, run_plan
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.data.datasets import DatasetRequest
 from hybrid_imagenet.data.pipeline import HostOptions
@@ -37,9 +37,9 @@ class Ranks:
     def __init__(self, source, size, start=START, stored=None, *, limit=9):
         self.order = SampleOrder(N, seed=1)
         options = HostOptions(bad_records="skip", max_bad_records=limit, readers=1, prefetch=1)
-        config_ = config.resolve(FLAGS, size)
+        plan = run_plan.make(config.resolve(FLAGS, size))
         ranks = [types.SimpleNamespace(rank=rank, size=size) for rank in range(size)]
-        self.data = [TrainingData(config_, source, self.order, rank, options) for rank in ranks]
+        self.data = [TrainingData(plan, source, self.order, rank, options) for rank in ranks]
         self.cursor = start
         self.batch = 4 * size
         for data in self.data:

@@ -4,19 +4,18 @@ from unittest import mock
 
 import pytest
 
-from hybrid_imagenet import config, train, xla
+from hybrid_imagenet import config, run_plan, train, xla
 from hybrid_imagenet.cluster import gpus
-from hybrid_imagenet.config import Origin, derived
+from hybrid_imagenet.config import Origin
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.resilience import step_requests
-from hybrid_imagenet.schedules import run_length
 from hybrid_imagenet.training import build, hardware
 
 
 def test_batch_growth_enlarges_the_batch_or_the_accumulation():
     flags = ["--per_gpu_batch=8", "--batch_schedule=1:*2"]
     batches = {
-        growth: derived.batches(config.resolve([*flags, f"--batch_growth={growth}"])).at(1)
+        growth: run_plan.make(config.resolve([*flags, f"--batch_growth={growth}"])).batches.at(1)
         for growth in ("per_gpu", "accumulation")
     }
     assert (batches["per_gpu"].per_gpu_batch, batches["per_gpu"].accumulation) == (16, 1)
@@ -72,8 +71,8 @@ def test_precision_of_ranks_on_different_hardware_is_float32(others, expected, m
 
 @pytest.mark.parametrize("origin", [Origin.HARDWARE, Origin.RUN])
 def test_step_is_compiled_by_default_only_on_a_gpu_whose_xla_works(origin, monkeypatch):
-    default = config.resolve([]).replace(origin, jit_compile=True)
-    asked = config.resolve(["--jit_compile"])
+    default = run_plan.make(config.resolve([]).replace(origin, jit_compile=True)).step.xla
+    asked = run_plan.make(config.resolve(["--jit_compile"])).step.xla
     compiled = []
     for has_gpu, works in [(True, True), (True, False), (False, True)]:
         monkeypatch.setattr(xla, "has_gpu", lambda has_gpu=has_gpu: has_gpu)
@@ -86,9 +85,8 @@ def test_evaluation_offset_of_mlperf_lars_validates_epochs_7_and_11():
     config_ = config.resolve(
         ["--epochs=12", "--eval_every_epochs=4", "--recipe=mlperf_lars", "--per_gpu_batch=32"], 51
     )
-    every = config_.evaluation.eval_every_epochs
-    offset = derived.evaluation_offset(config_)
-    due = [e for e in range(1, 13) if run_length.is_due(every, offset, e - 1.0, float(e))]
+    validation = run_plan.make(config_).validation
+    due = [e for e in range(1, 13) if validation.is_due(e - 1.0, float(e))]
     assert due == [7, 11]
 
 

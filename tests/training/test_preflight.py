@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from hybrid_imagenet import config
+from hybrid_imagenet import config, run_plan
 from hybrid_imagenet.checkpoints import archive
 from hybrid_imagenet.cluster.environment import Placement
-from hybrid_imagenet.config import derived, stored
+from hybrid_imagenet.config import stored
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.training import preflight
 from tests.checkpoints import support
@@ -194,7 +194,7 @@ def test_check_of_a_resume_with_other_epochs_warns_of_the_learning_rate(here):
         "--epochs=20",
     ]
     (line,) = preflight.check(config.resolve([*words, "--lr_schedule=cosine"], 2)).warnings
-    schedule = derived.schedule(config.resolve([*words, "--lr_schedule=cosine"], 2))
+    schedule = run_plan.make(config.resolve([*words, "--lr_schedule=cosine"], 2)).schedule.values
     new = schedule(5.5, 5.5, 1000)["learning_rate"]
     assert "--epochs=20, but the run had 10: the learning rate at epoch 5.5 becomes " in line
     assert f"becomes {new:.4g} instead of " in line

@@ -11,7 +11,7 @@ import types
 
 import pytest
 
-from hybrid_imagenet import config
+from hybrid_imagenet import config, run_plan
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.checkpoints.store import CheckpointStore
 from hybrid_imagenet.commands import evaluate
@@ -35,7 +35,9 @@ def session(tmp_path, capsys):
             "--warmup_epochs=0",
             "--target_top1=0.6",
         ]
-        recording = Recording(config.resolve([*flags, *(["--resume"] if start else [])]), 0, 1)
+        recording = Recording(
+            run_plan.make(config.resolve([*flags, *(["--resume"] if start else [])])), 0, 1
+        )
         state = RunState(
             Cursor(start, 0),
             10 * start,
@@ -84,7 +86,9 @@ def test_recording_with_only_damaged_checkpoints_does_not_start_over(tmp_path, s
     if damaged != "none":
         (folder / "step-000000040.npz").write_bytes(b"PK")
     for _ in range(1 + (damaged == "set aside before")):
-        recording = Recording(config.resolve([f"--run_dir={tmp_path / 'run'}", "--resume"]), 0, 1)
+        recording = Recording(
+            run_plan.make(config.resolve([f"--run_dir={tmp_path / 'run'}", "--resume"])), 0, 1
+        )
         if damaged == "none":
             assert recording.find_checkpoint() is None
         else:
@@ -103,7 +107,10 @@ def last_lines(tmp_path, *flags, stop=""):
         (run / "checkpoints" / f"step-{step:09d}.npz").touch()
     files = CheckpointStore(run / "checkpoints", 2).paths()
     return closing_lines(
-        config.resolve(["--dataset=folder", f"--data_dir={tmp_path}", *flags]), run, files, stop
+        run_plan.make(config.resolve(["--dataset=folder", f"--data_dir={tmp_path}", *flags])),
+        run,
+        files,
+        stop,
     )
 
 
@@ -164,7 +171,9 @@ def test_closing_lines_of_a_stopped_run_begin_with_resume(tmp_path):
         f"next: hybrid-imagenet resume '{tmp_path}/a run'",
         f"next: hybrid-imagenet report '{tmp_path}/a run'",
     ]
-    assert closing_lines(config.resolve([]), tmp_path, [], "") == [f"results: {tmp_path}"]
+    assert closing_lines(run_plan.make(config.resolve([])), tmp_path, [], "") == [
+        f"results: {tmp_path}"
+    ]
 
 
 def test_closing_lines_after_max_steps_resume_if_epochs_are_left(tmp_path):
@@ -172,7 +181,11 @@ def test_closing_lines_after_max_steps_resume_if_epochs_are_left(tmp_path):
     assert last_lines(tmp_path, "--max_steps=3")[1:2] == resume
     files = CheckpointStore(tmp_path / "a run" / "checkpoints", 2).paths()
     lines = closing_lines(
-        config.resolve(["--max_steps=3"]), tmp_path / "a run", files, "", is_complete=True
+        run_plan.make(config.resolve(["--max_steps=3"])),
+        tmp_path / "a run",
+        files,
+        "",
+        is_complete=True,
     )
     assert not set(resume) & set(lines)
 
@@ -182,7 +195,11 @@ def test_recording_of_a_resume_without_a_step_keeps_config_json(tmp_path, monkey
     written = tmp_path / "run" / "config.json"
     for more in (["--lr=1", "--data_dir=set"], ["--lr=2", "--resume"]):
         recording = Recording(
-            config.resolve(["--run_dir=run", "--optimizer=sgd", "--dataset=folder", *more]), 0, 1
+            run_plan.make(
+                config.resolve(["--run_dir=run", "--optimizer=sgd", "--dataset=folder", *more])
+            ),
+            0,
+            1,
         )
         recording.start(
             FACTS,
@@ -218,7 +235,7 @@ def test_recording_of_a_resume_without_a_step_keeps_the_state_of_the_run(
     )
     info = {"world_size": 1, "images_per_epoch": 100}
     flags = [f"--run_dir={run}", "--warmup_epochs=0"]
-    first = Recording(config.resolve([*flags, "--epochs=9"]), 0, 1)
+    first = Recording(run_plan.make(config.resolve([*flags, "--epochs=9"])), 0, 1)
     first.start(FACTS, info, RunState())
     first.writer.write({"kind": "epoch", "epoch": epochs_done, "step": 10 * epochs_done})
     if end == "killed":
@@ -227,7 +244,7 @@ def test_recording_of_a_resume_without_a_step_keeps_the_state_of_the_run(
         first.finish(dataclasses.replace(position, stop=end))
         first.stop_logging()
     for _ in range(2):
-        resumed = Recording(config.resolve([*flags, flag, "--resume"]), 0, 1)
+        resumed = Recording(run_plan.make(config.resolve([*flags, flag, "--resume"])), 0, 1)
         resumed.start(FACTS, info, position, is_over=True)
         resumed.finish(position)
         resumed.stop_logging()
@@ -235,7 +252,7 @@ def test_recording_of_a_resume_without_a_step_keeps_the_state_of_the_run(
 
 
 def test_recording_in_a_deleted_directory_is_rejected_after_a_validation(tmp_path):
-    recording = Recording(config.resolve([f"--run_dir={tmp_path / 'run'}"]), 0, 1)
+    recording = Recording(run_plan.make(config.resolve([f"--run_dir={tmp_path / 'run'}"])), 0, 1)
     recording.start(FACTS, {"world_size": 1, "images_per_epoch": 100}, RunState())
     shutil.rmtree(tmp_path / "run")
     with pytest.raises(
@@ -246,7 +263,7 @@ def test_recording_in_a_deleted_directory_is_rejected_after_a_validation(tmp_pat
 
 
 def test_recording_on_a_full_disk_is_interrupted_without_a_second_error(tmp_path):
-    recording = Recording(config.resolve([f"--run_dir={tmp_path / 'run'}"]), 0, 1)
+    recording = Recording(run_plan.make(config.resolve([f"--run_dir={tmp_path / 'run'}"])), 0, 1)
     recording.start(FACTS, {"world_size": 1, "images_per_epoch": 100}, RunState())
     with pathlib.Path("/dev/full").open("w") as full_disk:
         recording.writer._file = full_disk
@@ -264,7 +281,9 @@ def test_recording_prints_title_and_buckets_only_if_requested(progress, verbose,
         "--dataset=digits",
         "--per_gpu_batch=8",
     ]
-    recording = Recording(config.resolve([*flags, *(["--verbose"] if verbose else [])]), 0, 1)
+    recording = Recording(
+        run_plan.make(config.resolve([*flags, *(["--verbose"] if verbose else [])])), 0, 1
+    )
     recording.start(FACTS, {"world_size": 1, "images_per_epoch": 100}, RunState())
     logging.getLogger("hybrid_imagenet.comm.gradients").debug("gradients: 3 in 1 bucket")
     recording.interrupt()

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hybrid_imagenet import config, optimizers, print_config
-from hybrid_imagenet.config import Origin, derived
+from hybrid_imagenet import config, print_config, run_plan
+from hybrid_imagenet.config import Origin
 from hybrid_imagenet.training import relative_step_advice
 
 IMAGENET = 1_281_167
@@ -49,7 +49,7 @@ def test_relative_step_equals_the_distance_that_the_optimizer_moves_a_layer(flag
     random = np.random.default_rng(1)
     start, gradient = (random.normal(size=(4, 5)).astype(np.float32) for _ in range(2))
     weights = keras.Variable(start)
-    optimizer = optimizers.create(**derived.optimizer_arguments(resolved))
+    optimizer = run_plan.make(resolved).optimizer.create()
     optimizer.build([weights])
     optimizer.hyperparameters.assign(values)
 
@@ -61,12 +61,14 @@ def test_relative_step_equals_the_distance_that_the_optimizer_moves_a_layer(flag
     for _ in range(120):
         step()
     moved = np.linalg.norm(weights.numpy() - start) / np.linalg.norm(start)
-    assert relative_step_advice.at_step(resolved, values) == pytest.approx(moved, rel=1e-4)
+    assert relative_step_advice.at_step(run_plan.make(resolved).optimizer, values) == pytest.approx(
+        moved, rel=1e-4
+    )
 
 
 def test_relative_step_without_lars_is_none():
     warm = {"learning_rate": 2.4, "momentum": 0.9, "phase": 0.0}
-    assert relative_step_advice.at_step(config.resolve([]), warm) is None
+    assert relative_step_advice.at_step(run_plan.make(config.resolve([])).optimizer, warm) is None
     for flags in (
         ["--recipe=gradual_warmup"],
         ["--recipe=adabound"],
@@ -74,7 +76,7 @@ def test_relative_step_without_lars_is_none():
         ["--epochs=5"],
     ):
         resolved = config.resolve(flags, 24)
-        assert relative_step_advice.peak(resolved) is None
+        assert relative_step_advice.peak(run_plan.make(resolved)) is None
         assert advice(*flags) == []
 
 
@@ -137,7 +139,9 @@ def test_relative_step_far_from_the_tuned_one_warns_with_a_working_remedy(
 
 def test_peak_is_after_a_warmup_inside_an_epoch_or_a_batch_growth():
     top = relative_step_advice.peak(
-        config.resolve(["--optimizer=lars", "--lr_schedule=poly", "--warmup_epochs=5.5"], 24)
+        run_plan.make(
+            config.resolve(["--optimizer=lars", "--lr_schedule=poly", "--warmup_epochs=5.5"], 24)
+        )
     )
     assert (top.epoch, top.learning_rate, top.batch) == (6, pytest.approx(2.4), 6144)
     flags = [
@@ -146,7 +150,7 @@ def test_peak_is_after_a_warmup_inside_an_epoch_or_a_batch_growth():
         "--warmup_epochs=1",
         "--batch_schedule=30:*2",
     ]
-    top = relative_step_advice.peak(config.resolve(flags, 24))
+    top = relative_step_advice.peak(run_plan.make(config.resolve(flags, 24)))
     assert (top.epoch, top.learning_rate, top.batch) == (31, pytest.approx(4.8), 12288)
 
 
@@ -167,7 +171,7 @@ def test_peak_is_after_a_warmup_inside_an_epoch_or_a_batch_growth():
 )
 def test_peak_of_hybrid_after_the_ramp_is_the_tuned_step_of_its_batch(gpus, step, flags):
     resolved = config.resolve(flags, gpus)
-    assert relative_step_advice.peak(resolved).value == pytest.approx(step, rel=2e-3)
+    assert relative_step_advice.peak(run_plan.make(resolved)).value == pytest.approx(step, rel=2e-3)
     (line,) = [line for line in lines(*flags, gpus=gpus) if line.startswith("lars_eta ")]
     assert line.endswith(f"MLPerf's table at batch {256 * gpus}")
     # There is no warning after the first line.
@@ -189,17 +193,19 @@ def test_peak_of_the_papers_clusters_is_the_tuned_step_of_their_batches():
     root = pathlib.Path(__file__).parents[2]
     for number, batch, step in ((1, 6144, 0.141), (2, 3072, 0.102)):
         resolved = config.resolve([f"--flagfile={root}/flags/cluster{number}.flags"], 24)
-        top = relative_step_advice.peak(resolved)
+        top = relative_step_advice.peak(run_plan.make(resolved))
         assert (top.batch, top.value) == (batch, pytest.approx(step, abs=6e-4))
 
 
 def test_relative_step_during_the_ramp_is_none():
     resolved = config.resolve(["--hybrid_ramp_epochs=2"], 24)
-    schedule = derived.schedule(resolved)
+    schedule = run_plan.make(resolved).schedule.values
     values = {
-        e: relative_step_advice.at_step(resolved, schedule(e, e + 0.01, 6144))
+        e: relative_step_advice.at_step(
+            run_plan.make(resolved).optimizer, schedule(e, e + 0.01, 6144)
+        )
         for e in (9.9, 10.0, 11.99, 12.0, 13.0)
     }
     assert [e for e, value in values.items() if value is None] == [9.9, 10.0, 11.99]
     assert values[13.0] == pytest.approx(0.9 * values[12.0])
-    assert relative_step_advice.peak(resolved).epoch == 13
+    assert relative_step_advice.peak(run_plan.make(resolved)).epoch == 13

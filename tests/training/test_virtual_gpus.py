@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from hybrid_imagenet import config, print_config
+from hybrid_imagenet import config, print_config, run_plan
 from hybrid_imagenet.comm import SingleProcess
-from hybrid_imagenet.config import derived
 from hybrid_imagenet.data import datasets, pipeline
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.order.sampling import Cursor, SampleOrder
@@ -126,9 +125,12 @@ def test_training_batches_of_virtual_gpus_equal_those_of_real_gpus(data):
 )
 def test_batch_norm_groups_are_parts_of_a_rank_or_several_ranks(flags, ranks, expected):
     resolved = config.resolve(flags, ranks)
-    assert derived.batch_norm_groups(resolved) == expected
+    network = run_plan.make(resolved).network
+    assert (network.parts_per_rank, network.ranks_per_group) == expected
     neighbors = expected[1]
-    assert derived.communication(resolved).neighbors == (neighbors if neighbors < ranks else 1)
+    assert run_plan.make(resolved).communication.neighbors == (
+        neighbors if neighbors < ranks else 1
+    )
 
 
 def test_bn_group_that_does_not_divide_the_gpus_is_rejected():
@@ -136,10 +138,10 @@ def test_bn_group_that_does_not_divide_the_gpus_is_rejected():
     resolved = config.resolve(flags, 3)
     message = r"--bn_group=4 does not divide 6 GPUs\. Set it to a divisor of 6\."
     with pytest.raises(UserError, match=message):
-        derived.communication(resolved)
+        run_plan.make(resolved)
     with pytest.raises(UserError, match=message):
-        print_config.plan(resolved, 60000)
-    assert derived.communication(config.resolve(flags, 4)).neighbors == 2
+        print_config.describe(resolved, 60000)
+    assert run_plan.make(config.resolve(flags, 4)).communication.neighbors == 2
 
 
 @pytest.mark.parametrize(
@@ -150,7 +152,7 @@ def test_jit_compile_with_normalization_over_ranks_is_rejected(flags, ranks):
     message = rf"^{flags[0]} cannot be combined with --jit_compile, .*Omit one of them\.$"
     resolved = config.resolve(["--jit_compile", *flags], ranks)
     with pytest.raises(UserError, match=message):
-        derived.communication(resolved)
+        run_plan.make(resolved)
     with pytest.raises(UserError, match=message):
-        print_config.plan(resolved, 60000)
-    derived.communication(config.resolve(flags, ranks))
+        print_config.describe(resolved, 60000)
+    run_plan.make(config.resolve(flags, ranks))

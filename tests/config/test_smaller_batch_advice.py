@@ -3,7 +3,7 @@
 import pytest
 
 from hybrid_imagenet import config as configuration
-from hybrid_imagenet.training import smaller_batch_advice
+from hybrid_imagenet.config import smaller_batch_advice
 
 
 @pytest.mark.parametrize(
