@@ -23,7 +23,7 @@ from hybrid_imagenet.config import RunConfig, derived, smaller_batch_advice
 from hybrid_imagenet.data import augmentations
 from hybrid_imagenet.errors import SharedError, pluralize
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS, OptimizerSpec, Options
-from hybrid_imagenet.options import Origin, options_of
+from hybrid_imagenet.options import Origin, format_value, options_of
 from hybrid_imagenet.order.sampling import SampleOrder
 from hybrid_imagenet.schedules import mlperf
 from hybrid_imagenet.schedules.batch_schedule import BatchSchedule, ImageSizes
@@ -490,6 +490,46 @@ def _check_groups(config: RunConfig) -> None:
             f"--{flag} cannot be combined with --jit_compile, because XLA cannot compile sums over"
             " ranks. Omit one of them."
         )
+
+
+def differences(before: RunPlan, now: RunPlan) -> list[str]:
+    """Returns a line for each value in which two plans differ, such as "workers: 2 -> 4"."""
+    old_values = _values("", before)
+    new_values = _values("", now)
+    lines = []
+    for name in {**old_values, **new_values}:
+        old = old_values.get(name)
+        new = new_values.get(name)
+        if old != new:
+            lines.append(f"{name}: {_format(old)} -> {_format(new)}")
+    return lines
+
+
+def _values(name: str, value: Any) -> dict[str, Any]:
+    """Returns the compared values of a part of a plan, by their paths such as "network.width"."""
+    prefix = f"{name}." if name else ""
+    if dataclasses.is_dataclass(value):
+        values: dict[str, Any] = {name: type(value).__name__}
+        for field in dataclasses.fields(value):
+            if field.compare:
+                values |= _values(f"{prefix}{field.name}", getattr(value, field.name))
+        return values
+    if isinstance(value, Mapping):
+        members = {str(key): member for key, member in value.items()}
+    elif isinstance(value, tuple) and any(map(dataclasses.is_dataclass, value)):
+        members = {str(index): member for index, member in enumerate(value)}
+    else:
+        return {name: value}
+    values = {}
+    for key, member in members.items():
+        values |= _values(f"{prefix}{key}", member)
+    return values
+
+
+def _format(value: Any) -> str:
+    if isinstance(value, enum.Enum):
+        return str(value.value)
+    return f"{value:.6g}" if isinstance(value, float) else format_value(value)
 
 
 def _title(config: RunConfig) -> str:

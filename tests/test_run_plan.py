@@ -1,4 +1,4 @@
-"""The plan of a run: its types, and its numbers for each recipe."""
+"""The plan of a run: its types, its numbers for each recipe, and the difference of two plans."""
 
 import dataclasses
 import re
@@ -75,6 +75,11 @@ def test_plan_of_a_recipe_has_its_optimizer_schedule_batch_and_learning_rate(nam
     assert plan.optimizer.options.learning_rate == pytest.approx(peak)
 
 
+@pytest.mark.parametrize("name", PLANS)
+def test_plan_of_a_recipe_made_twice_has_no_difference(name):
+    assert run_plan.differences(plan_recipe(name), plan_recipe(name)) == []
+
+
 def parts(value):
     """Yields a plan and all dataclasses in it."""
     if dataclasses.is_dataclass(value):
@@ -144,3 +149,48 @@ def test_plan_requires_xla_only_if_somebody_has_set_it(origin, compiles, expecte
 def test_plan_of_groups_that_do_not_contain_all_gpus_is_an_error():
     with pytest.raises(SharedError, match="--bn_group=3 does not divide 8 GPUs"):
         make("--bn_group=3")
+
+
+def test_differences_of_more_ranks_are_what_follows_from_their_number():
+    before = make("--recipe=hybrid", ranks=2)
+    after = make("--recipe=hybrid", ranks=4)
+    old = before.optimizer.options
+    new = after.optimizer.options
+    assert run_plan.differences(before, after) == [
+        "workers: 2 -> 4",
+        "optimizer.options.learning_rate: 0.2 -> 0.4",
+        "optimizer.options.trust_coefficient:"
+        f" {old.trust_coefficient:.6g} -> {new.trust_coefficient:.6g}",
+    ]
+
+
+def test_differences_of_another_schedule_list_the_options_of_both():
+    before = make("--optimizer=sgd", "--lr_schedule=exponential")
+    after = make("--optimizer=sgd", "--lr_schedule=poly", "--lr_power=3")
+    assert run_plan.differences(before, after) == [
+        "schedule.decay: ExponentialDecay -> PolynomialDecay",
+        "schedule.decay.lr_decay: 0.9 -> not set",
+        "schedule.decay.lr_decay_exponent: epoch-T-1 -> not set",
+        "schedule.decay.lr_power: not set -> 3",
+        "schedule.decay.lr_final: not set -> 0",
+    ]
+
+
+def test_differences_of_a_longer_batch_schedule_list_the_new_stage():
+    before = make("--per_gpu_batch=8")
+    after = make("--per_gpu_batch=8", "--batch_schedule=3:16x2")
+    assert run_plan.differences(before, after) == [
+        "batches.stages.1: not set -> BatchStage",
+        "batches.stages.1.epoch: not set -> 3",
+        "batches.stages.1.per_gpu_batch: not set -> 16",
+        "batches.stages.1.accumulation: not set -> 2",
+    ]
+
+
+@pytest.mark.parametrize(
+    "flag",
+    ["--run_dir=other", "--resume", "--max_steps=3", "--data_threads=3", "--progress=plain"],
+)
+def test_differences_leave_out_how_a_start_reads_and_reports(flag, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run_plan.differences(make(), make(flag)) == []

@@ -160,10 +160,6 @@ class RunConfig:
             self, **_fields(values), gpus=gpus, origins={**known_origins, **origins}
         )
 
-    def changed(self, **changes: Any) -> RunConfig:
-        """Returns this configuration as if these values were on the command line."""
-        return defaults.complete(self.replace(Origin.COMMAND_LINE, **changes))
-
     def shown(self) -> dict[str, Any]:
         """Returns the settings in JSON types, without passwords and tokens."""
         flags = json.loads(json.dumps(self.values()))
@@ -223,6 +219,30 @@ def resolve(arguments: Sequence[str], ranks: int = 1, *, before: Sequence[str] =
         config = dataclasses.replace(config, kept_notes=notes)
     flag_checks.check(config)
     return defaults.complete(config)
+
+
+def from_stored(content: Mapping[str, Any], ranks: int) -> RunConfig:
+    """Returns the configuration with which a run was last started.
+
+    Nothing is derived again, because config.json has every value.
+
+    Args:
+      content: Content of config.json, see `stored.read`.
+      ranks: Number of ranks if the file has none.
+
+    Raises:
+      UserError: for a value that is not possible any more.
+    """
+    values = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in content["flags"].items()
+        if name in OPTIONS
+    }
+    for name, value in values.items():
+        check_value(name, value, OPTIONS[name])
+    origins = dict.fromkeys(values, Origin.DEFAULT)
+    origins |= {name: Origin(content["origins"].get(name, Origin.DEFAULT)) for name in values}
+    return _build(values, origins, content.get("world_size", ranks))
 
 
 class _RequestedFlags(NamedTuple):

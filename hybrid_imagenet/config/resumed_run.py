@@ -5,9 +5,13 @@ The rule of --resume:
 1. A flag on the command line, or in a flag file on it, has the value that is given there.
 2. Every other flag keeps the value that the run has, whether somebody set it or it was a default.
    A default or a recipe that has changed since therefore does not act on the run.
-3. Values that follow from the batch, the data, the hardware or the number of ranks are derived
-   again. Five settings are kept nevertheless, because they define the run: its number of epochs,
-   its row of MLPerf's table, the images per GPU, the order of its images, and what XLA compiles.
+3. Flags whose values follow from the batch, the data, the hardware or the number of ranks are
+   derived again. Five settings are kept nevertheless, because they define the run: its number of
+   epochs, its row of MLPerf's table, the images per GPU, the order of its images, and what XLA
+   compiles.
+4. Only flags are kept. All other numbers are in the plan of the run (`run_plan`), which is made
+   again for the ranks of this start. `training.preflight` prints where it differs from the plan of
+   the flags in config.json.
 
 Two consequences: A recipe other than the run's counts as its flags on the command line, and the
 values of the run's recipe are then dropped. The options of an optimizer, schedule or all-reduce

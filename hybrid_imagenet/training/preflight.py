@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from hybrid_imagenet import config as configuration
 from hybrid_imagenet import run_plan
 from hybrid_imagenet.checkpoints import store
 from hybrid_imagenet.cluster import keras_settings
@@ -42,8 +43,6 @@ CHECKED_VARIABLE = "HYBRID_IMAGENET_CHECKED"
 _FLAG_OF_KEY = {"width": "model_width"}
 # Keys of a checkpoint on which the shapes of the weights depend.
 _WEIGHT_KEYS = ("model", "width", "stem")
-# A resume warns if it changes the learning rate by more than this fraction.
-MIN_RATE_CHANGE = 1e-3
 
 
 @dataclasses.dataclass
@@ -54,7 +53,8 @@ class Findings:
       plan: Plan of the run.
       check_lines: a line for each check.
       warnings: a line for each warning.
-      notes: a line for each value that a recipe has chosen.
+      notes: lines on the recipe if nobody has chosen it, and on what has changed since the run
+        began.
       num_classes: number of classes of the dataset; None if it is not known yet.
     """
 
@@ -183,13 +183,13 @@ def _check_disk(config: RunConfig, findings: Findings) -> None:
     lines.append(f"run directory: {directory}, {state}")
     checkpoint = None
     if config.run.resume:
-        checkpoint = _check_checkpoint(config, directory, num_classes, findings)
+        checkpoint = _check_checkpoint(directory, num_classes, findings)
     if checkpoint is None and config.network.init_from:
         _check_weights(findings)
 
 
 def _check_checkpoint(
-    config: RunConfig, directory: pathlib.Path, num_classes: int | None, findings: Findings
+    directory: pathlib.Path, num_classes: int | None, findings: Findings
 ) -> store.CheckpointDescription | None:
     """Checks the checkpoint with which a resumed run continues, and returns it.
 
@@ -205,10 +205,10 @@ def _check_checkpoint(
             )
         return None
     run_config = stored.read(directory) if (directory / "config.json").exists() else {}
-    findings.warnings.extend(_warn_of_values_of_batch(config, run_config))
     _require_same_run(findings.plan, checkpoint, run_config, num_classes)
     findings.check_lines.append(f"checkpoint: {checkpoint.path}, of this model and optimizer")
-    findings.warnings.extend(_warn_of_changed_rate(config, checkpoint.meta, run_config))
+    if run_config:
+        findings.notes.extend(_describe_changes(findings.plan, checkpoint.meta, run_config))
     return checkpoint
 
 
@@ -329,48 +329,27 @@ def _warn_of_unreached_epochs(config: RunConfig, plan: RunPlan) -> list[str]:
     ]
 
 
-def _warn_of_values_of_batch(config: RunConfig, run_config: Mapping[str, Any]) -> list[str]:
-    """Returns a line for each value of MLPerf's table that another batch size has changed.
-
-    Args:
-      config: of this start.
-      run_config: content of config.json of the run.
-    """
-    flags = run_config.get("flags", {})
-    origins = run_config.get("origins", {})
-    return [
-        f"--{name}: {value:.4g} at this batch, {flags[name]:.4g} in the run so far"
-        for name, value in config.values().items()
-        if config.origins[name].value == origins.get(name) == Origin.BATCH.value
-        and value != flags[name]
-    ]
-
-
-def _warn_of_changed_rate(
-    config: RunConfig, meta: Mapping[str, Any], run_config: Mapping[str, Any]
+def _describe_changes(
+    plan: RunPlan, meta: Mapping[str, Any], run_config: Mapping[str, Any]
 ) -> list[str]:
-    """Returns a line if another --epochs changes the learning rate where training continues.
+    """Returns lines on the difference between the plan of this start and that of the run so far.
 
     Args:
-      config: of this start.
-      meta: description of the checkpoint with which training continues.
-      run_config: content of config.json of the run.
+      plan: Plan of this start.
+      meta: Description of the checkpoint with which training continues.
+      run_config: Content of config.json of the run.
     """
-    run_epochs = run_config.get("flags", {}).get("epochs")
-    if not isinstance(run_epochs, int | float):
+    try:
+        before = run_plan.make(configuration.from_stored(run_config, plan.ranks))
+    except (UserError, ValueError) as error:
+        return [f"The plan of the run so far is not known: {error}"]
+    lines = run_plan.differences(before, plan)
+    if not lines:
         return []
     cursor = meta["state"]["cursor"]
     num_images = meta.get("data", {}).get("training", {}).get("images")
     position = cursor["epoch"] + (cursor["offset"] / num_images if num_images else 0.0)
-
-    def learning_rate(epochs: float) -> float:
-        return run_plan.make(config.changed(epochs=epochs)).values_at(position)["learning_rate"]
-
-    old = learning_rate(run_epochs)
-    new = learning_rate(config.run.epochs)
-    if run_epochs == config.run.epochs or abs(new - old) <= MIN_RATE_CHANGE * max(old, new):
-        return []
-    return [
-        f"--epochs={config.run.epochs:g}, but the run had {run_epochs:g}: the learning rate at"
-        f" epoch {position:.4g} becomes {new:.4g} instead of {old:.4g}"
-    ]
+    rates = [f"{each.values_at(position)['learning_rate']:.4g}" for each in (before, plan)]
+    if len(set(rates)) > 1:
+        lines.append(f"learning rate at epoch {position:.4g}: {' -> '.join(rates)}")
+    return ["The plan differs from that of the run so far:", *(f"  {line}" for line in lines)]

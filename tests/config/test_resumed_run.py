@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hybrid_imagenet import config, recipes
+from hybrid_imagenet import config, recipes, run_plan
 from hybrid_imagenet.config import Origin, defaults, resumed_run, stored
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.training import preflight
@@ -54,6 +54,11 @@ def settings(resolved):
     return values | {"shuffle_window": values["shuffle_window"] or 0}
 
 
+def stored_plan(folder):
+    """Returns the plan of a run, made from its config.json alone."""
+    return run_plan.make(config.from_stored(stored.read(folder), 2))
+
+
 @pytest.mark.parametrize("recipe", recipes.names())
 def test_resume_on_the_same_ranks_keeps_every_setting_of_the_run(recipe, tmp_path):
     begun = begin(tmp_path, f"--recipe={recipe}", "--seed=7")
@@ -61,7 +66,23 @@ def test_resume_on_the_same_ranks_keeps_every_setting_of_the_run(recipe, tmp_pat
         again = resume(tmp_path)
         assert settings(again) == settings(begun)
         assert again.kept_notes == ()
+        assert run_plan.differences(stored_plan(tmp_path), run_plan.make(again)) == []
         write(tmp_path, again)
+
+
+def test_plan_of_a_stored_run_is_for_its_ranks_and_derives_nothing(tmp_path):
+    begun = begin(tmp_path, "--recipe=hybrid", "--virtual_gpus=2", lars_eta=0.5)
+    content = stored.read(tmp_path)
+    plan = run_plan.make(config.from_stored(content | {"world_size": 3}, 2))
+    assert (plan.ranks, plan.workers) == (3, 6)
+    assert plan.optimizer.options.trust_coefficient == 0.5
+    assert plan.recording.settings["origins"] == run_plan.make(begun).recording.settings["origins"]
+
+
+def test_plan_of_a_stored_run_with_a_value_that_is_not_possible_is_an_error(tmp_path):
+    begin(tmp_path, bad_records="gone")
+    with pytest.raises(UserError, match="--bad_records=gone is not valid"):
+        stored_plan(tmp_path)
 
 
 # For each case: flags of the first start, values that defaults and recipes had then, flags of the
@@ -162,13 +183,8 @@ def test_resume_of_mlperf_lars_on_fewer_ranks_derives_only_the_learning_rate_aga
         derived = {"lr": again.optimization.lr, "bn_group": new.network.bn_group}
         assert settings(again) == settings(begun) | derived
         assert again.kept_notes == ()
-        lines = preflight._warn_of_values_of_batch(
-            again, json.loads((tmp_path / "config.json").read_text())
-        )
-        assert (
-            f"--lr: {rate:.4g} at this batch, {begun.optimization.lr:.4g} in the run so far"
-            in lines
-        )
+        lines = run_plan.differences(run_plan.make(begun), run_plan.make(again))
+        assert f"schedule.learning_rate: {begun.optimization.lr:.6g} -> {rate:.6g}" in lines
         write(tmp_path, again, lr=begun.optimization.lr, bn_group=begun.network.bn_group)
 
 

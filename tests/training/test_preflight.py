@@ -183,38 +183,61 @@ def test_check_of_a_resume_without_a_run_warns_once(here):
     )
 
 
-def test_check_of_a_resume_with_other_epochs_warns_of_the_learning_rate(here):
-    make_run(here / "run")
-    words = [
-        *DIGITS,
-        "--optimizer=sgd",
-        "--warmup_epochs=1",
-        "--run_dir=run",
-        "--resume",
-        "--epochs=20",
-    ]
-    (line,) = preflight.check(config.resolve([*words, "--lr_schedule=cosine"], 2)).warnings
-    schedule = run_plan.make(config.resolve([*words, "--lr_schedule=cosine"], 2)).schedule.values
-    new = schedule(5.5, 5.5, 1000)["learning_rate"]
-    assert "--epochs=20, but the run had 10: the learning rate at epoch 5.5 becomes " in line
-    assert f"becomes {new:.4g} instead of " in line
-    constant = config.resolve([*words, "--lr_schedule=constant"], 2)
-    assert not preflight.check(constant).warnings
+def begin(path, *words, ranks=2):
+    """Writes a run with a checkpoint in its sixth epoch, begun with these flags."""
+    make_run(path)
+    begun = config.resolve([*DIGITS, "--optimizer=sgd", *words], ranks)
+    content = {"format": stored.FORMAT, "world_size": ranks, **begun.stored()}
+    (path / "config.json").write_text(json.dumps(content))
+    return run_plan.make(begun)
 
 
-def test_check_of_a_resume_with_another_batch_warns_of_the_mlperf_learning_rate(here):
-    make_run(here / "run", optimizer="lars")
-    table = {
-        "format": stored.FORMAT,
-        "flags": {"lr": 99.0, "recipe": "mlperf_lars"},
-        "origins": {"lr": "MLPerf's table"},
-    }
-    (here / "run" / "config.json").write_text(json.dumps(table))
-    words = [*DIGITS, "--recipe=mlperf_lars", "--run_dir=run", "--resume"]
-    resolved = config.resolve(words, 2)
-    assert preflight.check(resolved).warnings == [
-        f"--lr: {resolved.optimization.lr:.4g} at this batch, 99 in the run so far"
+def resume(*words, ranks=2):
+    return config.resolve([*DIGITS, *words, "--run_dir=run", "--resume"], ranks)
+
+
+def test_check_of_a_resume_with_the_same_plan_has_no_note(here):
+    begin(here / "run", "--lr_schedule=cosine", "--warmup_epochs=1")
+    assert preflight.check(resume()).notes == []
+
+
+def test_check_of_a_resume_with_other_epochs_notes_the_difference_of_the_plans(here):
+    words = ["--lr_schedule=cosine", "--warmup_epochs=1"]
+    before = begin(here / "run", *words, "--epochs=10")
+    findings = preflight.check(resume("--epochs=20"))
+    old = before.values_at(5.5)["learning_rate"]
+    new = findings.plan.values_at(5.5)["learning_rate"]
+    assert findings.notes == [
+        "The plan differs from that of the run so far:",
+        "  epochs: 10 -> 20",
+        "  schedule.end_epoch: 10 -> 20",
+        f"  learning rate at epoch 5.5: {old:.4g} -> {new:.4g}",
     ]
+
+
+def test_check_of_a_resume_with_the_same_learning_rate_does_not_note_it(here):
+    begin(here / "run", "--lr_schedule=constant", "--warmup_epochs=1", "--epochs=10")
+    notes = preflight.check(resume("--epochs=20")).notes
+    assert "  epochs: 10 -> 20" in notes
+    assert not [note for note in notes if "learning rate at" in note]
+
+
+def test_check_of_a_resume_on_more_ranks_notes_what_follows_from_their_number(here):
+    begin(here / "run", "--lr_schedule=constant", "--warmup_epochs=1", "--per_gpu_batch=9")
+    assert preflight.check(resume("--per_gpu_batch=9", ranks=4)).notes == [
+        "The plan differs from that of the run so far:",
+        "  workers: 2 -> 4",
+        "  optimizer.options.learning_rate: 0.2 -> 0.4",
+        "  learning rate at epoch 5.5: 0.2 -> 0.4",
+    ]
+
+
+def test_check_of_a_resume_whose_first_plan_cannot_be_made_says_so(here):
+    begin(here / "run")
+    path = here / "run" / "config.json"
+    path.write_text(path.read_text().replace('"bad_records": "fail"', '"bad_records": "gone"'))
+    (note,) = preflight.check(resume("--bad_records=skip")).notes
+    assert note.startswith("The plan of the run so far is not known: --bad_records=gone is not")
 
 
 def test_check_looks_at_the_disk_once_per_job(here, monkeypatch):
