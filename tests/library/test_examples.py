@@ -38,15 +38,17 @@ def accuracy(output, name="accuracy"):
     return float(re.findall(rf"\b{name}: ([\d.]+)", output)[-1])
 
 
-def test_readme_code_trains_and_saves_on_two_ranks(pools, tmp_path):
-    (text,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+def test_readme_difference_trains_and_saves_on_two_ranks(pools, tmp_path):
+    (difference,) = re.findall(r"```diff\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    lines = difference.splitlines()
+    assert {line[:2] for line in lines} == {"+ ", "- ", "  ", ""}
     path = tmp_path / "lines.py"
-    path.write_text(text)
+    path.write_text("\n".join(line[2:] for line in lines if not line.startswith("-")))
     first, second = pools[2].call(run, str(path), [], str(tmp_path))
     assert accuracy(first) > 0.9
     # Only rank 0 shows progress.
     assert not second
-    assert (tmp_path / "digits.keras").exists()
+    assert list((tmp_path / "checkpoints").glob("step-*.npz"))
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Tests that numbers in README and on the page of the studies follow from CSV files."""
+"""Tests that numbers on the pages of the studies and of speeds follow from CSV files."""
 
 import csv
 import math
@@ -13,7 +13,10 @@ from studies import command, recorded_runs, results, statistics
 
 ROOT = pathlib.Path(__file__).parents[2]
 RECORDS = ROOT / "studies" / "records"
-PAGES = {"README.md": ROOT / "README.md", "studies": ROOT / "docs" / "studies" / "README.md"}
+PAGES = {
+    "studies": ROOT / "docs" / "studies" / "README.md",
+    "figure-3-1": RECORDS / "figure-3-1.md",
+}
 SMALL = ("figure-3-1", "hybrid_256")
 CHOSEN_BY_FIGURE = ("figure-3-1", "hybrid_1024")
 CHOSEN_BY_HANDOVER = ("handover", "default")
@@ -41,17 +44,14 @@ def difference(first, second):
     return estimate.mean, estimate.half_width
 
 
-def format_estimate(value, half_width, *, signed):
-    number = f"{value:+.2f}" if signed else f"{abs(value):.2f}"
-    return f"{number} ± {half_width:.2f}"
+def format_estimate(value, half_width):
+    return f"{value:+.2f} ± {half_width:.2f}"
 
 
 @pytest.mark.parametrize(
     ("page", "first", "second"),
     [
-        ("README.md", SMALL, ("figure-3-1", "sgd_kappa_256")),
-        ("README.md", CHOSEN_BY_FIGURE, KAPPA),
-        ("README.md", CHOSEN_BY_HANDOVER, KAPPA),
+        ("figure-3-1", SMALL, ("figure-3-1", "sgd_kappa_256")),
         ("studies", CHOSEN_BY_FIGURE, KAPPA),
         ("studies", CHOSEN_BY_FIGURE, NESTEROV),
         ("studies", CHOSEN_BY_FIGURE, ADABOUND),
@@ -63,7 +63,7 @@ def format_estimate(value, half_width, *, signed):
 def test_differences_on_a_page_follow_from_the_csv_files(page, first, second):
     mean, half_width = difference(first, second)
     text = PAGES[page].read_text()
-    assert format_estimate(mean, half_width, signed=page == "studies") in text
+    assert format_estimate(mean, half_width) in text
 
 
 @pytest.mark.parametrize("arm", [CHOSEN_BY_FIGURE, CHOSEN_BY_HANDOVER])
@@ -91,8 +91,8 @@ def recipe_step_differences(first, second):
 @pytest.mark.parametrize(
     ("first", "second", "text", "pages"),
     [
-        ("recipe_256", "sgd_kappa_256", "-5.84 ± 0.43", ["README.md", "studies"]),
-        ("recipe_1024", "sgd_kappa_1024", "-2.19 ± 0.99", ["README.md", "studies"]),
+        ("recipe_256", "sgd_kappa_256", "-5.84 ± 0.43", ["studies"]),
+        ("recipe_1024", "sgd_kappa_1024", "-2.19 ± 0.99", ["studies"]),
         ("recipe_x4_256", "sgd_kappa_256", "-1.95 ± 0.41", ["studies"]),
         ("recipe_x4_1024", "sgd_kappa_1024", "+1.33 ± 0.79", ["studies"]),
         ("recipe_x4_256", "recipe_256", "+3.89 ± 0.37", []),
@@ -101,7 +101,7 @@ def recipe_step_differences(first, second):
 )
 def test_differences_of_the_recipes_step_follow_from_the_csv_file(first, second, text, pages):
     estimate = recipe_step_differences(first, second)
-    assert format_estimate(estimate.mean, estimate.half_width, signed=True) == text
+    assert format_estimate(estimate.mean, estimate.half_width) == text
     assert text in (RECORDS / "recipe-step.md").read_text()
     for page in pages:
         assert text[1:] in PAGES[page].read_text()
@@ -137,7 +137,7 @@ def test_training_accuracy_after_the_warmup_with_the_recipes_step_rises(arm, tex
         third, fourth = [100 * float(value) for value in values.split()[2:4]]
         changes.append(fourth - third)
     estimate = statistics.estimate(changes)
-    assert format_estimate(estimate.mean, estimate.half_width, signed=True) == text
+    assert format_estimate(estimate.mean, estimate.half_width) == text
     assert text in (RECORDS / "recipe-step.md").read_text()
 
 
@@ -151,7 +151,7 @@ def test_steps_of_the_studies_are_the_stated_multiples_of_the_default_of_the_rec
     assert round(step / mlperf.tuned_step(batch)) == factor
     row = rf"^\| {batch:,} \| `continuous`, relative step {step:g}, {factor} times the recipe's"
     assert re.search(row, (ROOT / "docs" / "methods.md").read_text(), re.M)
-    assert "16 times the default of `--recipe=hybrid`" in PAGES["README.md"].read_text()
+    assert "16 times the default of `--recipe=hybrid`" in PAGES["studies"].read_text()
 
 
 def printed_steps():
@@ -180,7 +180,7 @@ def test_pages_call_only_the_step_of_the_recipe_the_default():
     assert {f"{float(step):.2g}" for step in default_steps} <= printed_steps()
 
 
-def test_difference_from_nesterov_is_not_significant_as_readme_states():
+def test_difference_from_nesterov_is_not_significant():
     mean, half_width = difference(CHOSEN_BY_HANDOVER, NESTEROV)
     assert math.fabs(mean) < half_width
     assert difference(CHOSEN_BY_FIGURE, NESTEROV)[0] < 0
@@ -210,7 +210,7 @@ def test_gpu_speeds_in_readme_and_on_the_performance_page_follow_from_the_csv_fi
     with (ROOT / "docs" / "gpu-speed.csv").open() as file:
         rows = list(csv.DictReader(file))
     speeds = {f"{int(row['images_per_second']):,}" for row in rows}
-    readme = PAGES["README.md"].read_text()
+    readme = (ROOT / "README.md").read_text()
     tested = readme.partition("## What has been tested")[2].partition("## Documentation")[0]
     of_gpus = [line for line in tested.splitlines() if line.startswith("| One H")]
     in_readme = set(re.findall(r"\d,\d{3}", "".join(of_gpus)))
