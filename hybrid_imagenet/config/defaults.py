@@ -34,16 +34,27 @@ _TIMED_IMAGES_PER_SECOND = 6956
 _TIMED_IMAGE_SIZE = 224
 # A run of 530 s is as fast with XLA as without.
 _MIN_SECONDS_TO_COMPILE = 600
+# The batch of 8 GPUs with 256 images each, from which on README recommends LARS.
+_MIN_BATCH_OF_LARS = 2048
 # Values with these origins follow from the batch.
 _DERIVED_AGAIN = (Origin.DEFAULT, Origin.BATCH)
 
 
-def recipe_note(config: RunConfig, classes: int | None) -> str | None:
-    """Returns a line on the recipe if it was not set and the dataset is not ImageNet, else None.
+def recommended_recipe(batch: int) -> str:
+    """Returns the recipe with which to start, as README and docs/recipes.md recommend it.
 
     Args:
-      config: of the run.
-      classes: number of classes of the dataset, None if it is not known yet.
+      batch: Images per step over all GPUs.
+    """
+    return "mlperf_lars" if batch >= _MIN_BATCH_OF_LARS else "gradual_warmup"
+
+
+def recipe_note(config: RunConfig, classes: int | None) -> str | None:
+    """Returns a line on the recipe of the run if it was not set, else None.
+
+    Args:
+      config: Configuration of the run.
+      classes: Number of classes of the dataset, None if it is not known yet.
     """
     origin = config.origins["recipe"]
     if origin is Origin.DATA:
@@ -52,13 +63,19 @@ def recipe_note(config: RunConfig, classes: int | None) -> str | None:
             f" {config.data.dataset} of images. Set --recipe={RunFlags.recipe} for the method of Lu"
             " et al."
         )
+    if origin is not Origin.DEFAULT:
+        return None
     own_files = datasets.source_type(config.data.dataset).requires_data_dir
-    if origin is Origin.DEFAULT and own_files and classes not in (None, mlperf.CLASSES):
+    if own_files and classes not in (None, mlperf.CLASSES):
         return (
             f"No --recipe was set: using {config.run.recipe}, which is meant for ImageNet on many"
             f" GPUs. This dataset has {classes} classes. Try --recipe=gradual_warmup."
         )
-    return None
+    batch = derived.base_batch(config)
+    return (
+        f"No --recipe was set: using {config.run.recipe}, the method of Lu et al. At a global batch"
+        f" of {batch:,}, README recommends --recipe={recommended_recipe(batch)}."
+    )
 
 
 def is_for_gpus(config: RunConfig) -> bool:

@@ -4,6 +4,8 @@ A run that is resumed keeps its own.
 """
 
 import json
+import pathlib
+import re
 
 import pytest
 
@@ -264,19 +266,44 @@ def test_recipe_of_a_folder_is_announced_in_one_line(tmp_path, monkeypatch, caps
     assert notes([*arguments, "--recipe=gradual_warmup"], capsys) == ""
 
 
-@pytest.mark.parametrize(("classes", "is_noted"), [(37, True), (1000, False), (None, False)])
-def test_recipe_note_for_files_without_the_classes_of_imagenet_suggests_gradual_warmup(
-    classes, is_noted
+def test_recipe_note_for_files_without_the_classes_of_imagenet_suggests_gradual_warmup():
+    line = defaults.recipe_note(config.resolve(["--dataset=tfrecord"]), 37)
+    assert "This dataset has 37 classes. Try --recipe=gradual_warmup." in line
+
+
+@pytest.mark.parametrize(
+    ("ranks", "classes", "flags", "batch", "recommended"),
+    [
+        (1, 10, ["--dataset=digits", "--per_gpu_batch=32"], "32", "gradual_warmup"),
+        (7, 1000, ["--dataset=tfrecord"], "1,792", "gradual_warmup"),
+        (8, 1000, ["--dataset=tfrecord"], "2,048", "mlperf_lars"),
+        (24, None, ["--dataset=imagenet2012"], "6,144", "mlperf_lars"),
+        (4, None, ["--gradient_accumulation_steps=2"], "2,048", "mlperf_lars"),
+    ],
+)
+def test_recipe_note_names_the_recipe_and_the_recommended_one_at_this_batch(
+    ranks, classes, flags, batch, recommended
 ):
-    line = defaults.recipe_note(config.resolve(["--dataset=tfrecord"]), classes)
-    assert (line is not None) == is_noted
-    if is_noted:
-        assert "This dataset has 37 classes. Try --recipe=gradual_warmup." in line
-    assert (
-        defaults.recipe_note(config.resolve(["--dataset=tfrecord", "--recipe=hybrid"]), classes)
-        is None
+    assert defaults.recipe_note(config.resolve(flags, ranks), classes) == (
+        "No --recipe was set: using hybrid, the method of Lu et al. At a global batch of"
+        f" {batch}, README recommends --recipe={recommended}."
     )
-    assert defaults.recipe_note(config.resolve(["--dataset=digits"]), 10) is None
+
+
+@pytest.mark.parametrize("dataset", ["tfrecord", "digits", "imagenet2012"])
+def test_recipe_note_of_a_recipe_that_is_set_is_none(dataset):
+    flags = [f"--dataset={dataset}", "--recipe=hybrid"]
+    assert defaults.recipe_note(config.resolve(flags, 64), 37) is None
+
+
+def test_recommended_recipe_is_that_of_the_table_of_recipes():
+    text = (pathlib.Path(__file__).parents[2] / "docs" / "recipes.md").read_text()
+    row = r"^\| [\d to]+ \| ([\d,]+) to ([\d,]+) \| `--recipe=(gradual_warmup|mlperf_lars)`"
+    rows = re.findall(row, text, re.M)
+    assert len(rows) == 2
+    for first, last, recipe in rows:
+        for batch in (first, last):
+            assert defaults.recommended_recipe(int(batch.replace(",", ""))) == recipe
 
 
 @pytest.mark.parametrize("origin", ["default", "command line"])

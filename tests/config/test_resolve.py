@@ -205,7 +205,7 @@ def test_main_answers_questions_about_flags_without_tensorflow(monkeypatch):
     lines = (
         ["--help"],
         ["--help=all"],
-        ["--check_only"],
+        ["--check_only", "--recipe=hybrid"],
         ["--recipe=list"],
         ["--recipe", "list"],
         ["--lr=x"],
