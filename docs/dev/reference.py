@@ -1,4 +1,4 @@
-"""Writes docs/reference/command-line.md and docs/reference/api.md from help texts and docstrings.
+"""Writes the pages of docs/reference from help texts and docstrings.
 
     python docs/dev/reference.py          # writes the pages and the figure of the schedules
     python docs/dev/reference.py --check  # exits with 1 if a page is not current
@@ -87,7 +87,7 @@ def pages():
 
     return {
         "docs/reference/command-line.md": command_line_page(),
-        "docs/reference/api.md": api_page(),
+        **api_pages(),
         "docs/reference/schedules.svg": schedules_figure.draw(),
         "docs/gpu-speed.svg": speed_figure.draw(),
     }
@@ -372,32 +372,70 @@ def public_names():
     return groups
 
 
-def api_page():
-    """Returns the page that describes every public name."""
+def api_pages():
+    """Returns a page for `hi` and one for each of its public modules, by path in the checkout."""
     groups = public_names()
     links = {name.name for names in groups.values() for name in names}
+    return {
+        f"docs/reference/{page_of(group)}": api_page(group, names, links)
+        for group, names in groups.items()
+    }
+
+
+def api_page(group, names, links):
+    """Returns the page that describes the public names of a module.
+
+    Args:
+      group: the module, such as "hi.data".
+      names: its public names.
+      links: names that have a heading on any page.
+    """
     parts = [
-        "# API",
+        "# API" if group == "hi" else f"# {group}",
         f"<!-- Generated from docstrings. To change this page, edit them and run: {REMEDY} -->",
+    ]
+    if group == "hi":
+        parts += introduction(links)
+    else:
+        parts += docstring_blocks(module_docstring(group), group, links)
+    if group in FIGURES:
+        parts.append(FIGURES[group])
+    rows = []
+    for public_name in names:
+        summary = public_name.docstring.partition("\n")[0]
+        summary = inline(summary, group, linked_names(public_name, group, links))
+        rows.append((link_to(public_name.name, group), summary))
+    parts.append(table("name", rows))
+    for public_name in names:
+        parts += entry(public_name, group, links)
+    return "\n\n".join(parts) + "\n"
+
+
+def introduction(links):
+    """Returns what the page of `hi` says about its public modules, as Markdown blocks."""
+    rows = []
+    for module in MODULES:
+        group = f"hi.{module}"
+        summary = inline(module_docstring(group).partition("\n")[0], group, links)
+        rows.append((f"[`{group}`]({page_of(group)})", summary))
+    return [
         "These are the public names of `import hybrid_imagenet as hi`. Importing it imports neither"
         " TensorFlow nor Keras nor Horovod; a name is imported when it is used.",
+        table("module", rows),
+        "## hi",
     ]
-    for group, names in groups.items():
-        module = "hybrid_imagenet" + group.removeprefix("hi")
-        parts.append(f"## {group}")
-        if group != "hi":
-            parts += docstring_blocks(ast.get_docstring(parse_module(module)), group, links)
-        if group in FIGURES:
-            parts.append(FIGURES[group])
-        rows = []
-        for public_name in names:
-            summary = public_name.docstring.partition("\n")[0]
-            summary = inline(summary, group, linked_names(public_name, group, links))
-            rows.append((link_to(public_name.name), summary))
-        parts.append(table("name", rows))
-        for public_name in names:
-            parts += entry(public_name, group, links)
-    return "\n\n".join(parts) + "\n"
+
+
+def module_docstring(group):
+    """Returns the docstring of a public module, such as "hi.data"."""
+    return ast.get_docstring(parse_module("hybrid_imagenet" + group.removeprefix("hi")))
+
+
+def page_of(name):
+    """Returns the page in docs/reference that has a public name or module."""
+    _, _, rest = name.partition(".")
+    module = rest.partition(".")[0]
+    return f"api-{module}.md" if module in MODULES else "api.md"
 
 
 def entry(public_name, group, links):
@@ -658,7 +696,7 @@ def inline(text, group, links):
         name = match[1].replace("hybrid_imagenet.", "hi.")
         for candidate in (name, f"{group}.{name}", f"hi.{name}"):
             if candidate in links:
-                return link_to(candidate, name + match[2])
+                return link_to(candidate, group, name + match[2])
         return match[0]
 
     text = re.sub(r"`([\w.]+)((?:\(\))?)`", link, markdown(text))
@@ -676,9 +714,16 @@ def page_link(match):
     return f"[{match[1]}](../{match[1]})"
 
 
-def link_to(name, words=""):
-    """Returns a link to the heading of a public name."""
-    return f"[`{words or name}`](#{re.sub(r'[^a-z0-9_-]', '', name.lower())})"
+def link_to(name, group, words=""):
+    """Returns a link to the heading of a public name.
+
+    Args:
+      name: the public name.
+      group: module on whose page the link is.
+      words: text of the link; by default the name.
+    """
+    page = "" if page_of(name) == page_of(group) else page_of(name)
+    return f"[`{words or name}`]({page}#{re.sub(r'[^a-z0-9_-]', '', name.lower())})"
 
 
 def markdown(text):
