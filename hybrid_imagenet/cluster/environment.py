@@ -294,7 +294,7 @@ def restart_with_huge_pages() -> None:
 
     Large tensors get fresh memory from the kernel at each step, and the ranks of one host copy
     directly from each other's memory. With pages of 4 KiB an all-reduce of 64 MiB spends half its
-    time on them (docs/communication.md).
+    time on them (docs/dev/measurements.md).
 
     glibc reads the setting before a program begins, hence the restart. The process keeps its id,
     arguments and rank. Call it first in a program, because everything done before is lost. It does

@@ -56,7 +56,7 @@ def test_layers_of_resnet50_counts_4_billion_multiply_adds():
 
 @pytest.mark.parametrize("row", EFFICIENCIES, ids=lambda r: f"{r.source}-{r.gpus}-{r.batch}")
 def test_prediction_is_near_the_published_efficiency(row):
-    # The limit is 2.7 points, except for the ones that docs/planning.md explains.
+    # The limit is 2.7 points, except for the ones that docs/dev/planner.md explains.
     explained_exceptions = {
         ("h2", 0.94),
         ("abci", 0.8310),
@@ -103,9 +103,9 @@ def test_prediction_for_cluster_2_in_fp16_is_near_the_throughput_and_not_the_pri
     )
 
 
-def test_planning_page_has_the_predicted_efficiencies():
-    page = (pathlib.Path(__file__).parents[2] / "docs" / "planning.md").read_text()
-    text = page.partition("### Against the publications")[2]
+def test_planner_page_has_the_predicted_efficiencies():
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "dev" / "planner.md").read_text()
+    text = page.partition("## Against the publications")[2]
     shown = [
         (float(p), float(d.strip("*")))
         for p, d in re.findall(r"\| ([\d.]+) \| (\S+) \|$", text, re.M)
