@@ -42,13 +42,25 @@ def test_readme_difference_trains_and_saves_on_two_ranks(pools, tmp_path):
     (difference,) = re.findall(r"```diff\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     lines = difference.splitlines()
     assert {line[:2] for line in lines} == {"+ ", "- ", "  ", ""}
-    path = tmp_path / "lines.py"
-    path.write_text("\n".join(line[2:] for line in lines if not line.startswith("-")))
-    first, second = pools[2].call(run, str(path), [], str(tmp_path))
+    text = "\n".join(line[2:] for line in lines if not line.startswith("-"))
+    train_on_two_ranks(pools, text, tmp_path)
+
+
+def test_first_program_of_the_library_page_trains_and_saves_on_two_ranks(pools, tmp_path):
+    first, *_ = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "library.md").read_text(), re.S)
+    train_on_two_ranks(pools, first, tmp_path)
+    assert (tmp_path / "digits.keras").exists()
+
+
+def train_on_two_ranks(pools, text, folder):
+    """Runs a program that trains on the digits, and checks its accuracy and its checkpoints."""
+    path = folder / "lines.py"
+    path.write_text(text)
+    first, second = pools[2].call(run, str(path), [], str(folder))
     assert accuracy(first) > 0.9
     # Only rank 0 shows progress.
     assert not second
-    assert list((tmp_path / "checkpoints").glob("step-*.npz"))
+    assert list((folder / "checkpoints").glob("step-*.npz"))
 
 
 @pytest.mark.slow
