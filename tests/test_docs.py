@@ -318,6 +318,19 @@ def test_reference_check_outdated_page_prints_the_command_to_run(reference, monk
     assert capsys.readouterr().err == message
 
 
+def test_text_after_an_example_of_a_docstring_is_not_code(reference):
+    text = "Computes a.\n\nExample:\n  a()\n\n  b()\n\nThe rest:\n\n* one\n* two\n\nReturns:\n  A."
+    blocks = reference.docstring_blocks(text, "hi", set())
+    assert blocks == [
+        "Computes a.",
+        "The rest:",
+        "- one\n- two",
+        "**Example**",
+        "```python\na()\n\nb()\n```",
+        "**Returns:** A.",
+    ]
+
+
 def test_api_reference_has_every_public_name():
     folder = ROOT / "docs" / "reference"
     modules = ("data", "optimizers", "order", "schedules")

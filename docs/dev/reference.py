@@ -603,13 +603,16 @@ def options_of_optimizer(node):
 
 
 def split_docstring(text):
-    """Returns the text before the sections of a docstring, and the sections by title."""
+    """Returns the text of a docstring outside its sections, and the sections by title."""
     pattern = rf"^({'|'.join(SECTIONS)}):[ ]*"
     prose, *rest = re.split(pattern, text, flags=re.MULTILINE)
     sections = {}
     for title, body in zip(rest[::2], rest[1::2], strict=True):
-        first, _, indented = body.partition("\n")
+        first, _, following = body.partition("\n")
+        # A section ends at the first line that is not indented.
+        indented, *after = re.split(r"^(?=\S)", following, maxsplit=1, flags=re.MULTILINE)
         sections[title] = "\n".join(filter(None, [first, inspect.cleandoc(f"\n{indented}")]))
+        prose += "".join(after)
     return prose.strip(), sections
 
 
@@ -729,8 +732,9 @@ def link_to(name, group, words=""):
 def markdown(text):
     """Returns plain text as Markdown: special characters escaped, commands and flags as code.
 
-    Text in backticks stays as it is.
+    Text in backticks stays as it is. Lists begin with a hyphen.
     """
+    text = re.sub(r"^\* ", "- ", text, flags=re.MULTILINE)
     text = re.sub(_COMMAND, r"`\1`", text)
     parts = re.split(r"(`[^`]*`)", text)
     for index in range(0, len(parts), 2):

@@ -44,15 +44,15 @@ class TrainingCallback(keras.callbacks.Callback):
     The training loop of the program and `model.fit` call callbacks at the same events, with these
     differences:
 
-    * `batch` counts the updates since the latest `on_epoch_begin` in the program, and the
+    - `batch` counts the updates since the latest `on_epoch_begin` in the program, and the
       micro-batches of the epoch in `fit`. With `steps_per_execution=k`, which only `fit` has, there
       is one event for k batches: `on_train_batch_begin` gets the number of the first one, and
       `on_train_batch_end` the number of the last one, which may be beyond the end of the epoch.
-    * The logs of `on_train_batch_end` are None in the program, unless values were fetched from the
+    - The logs of `on_train_batch_end` are None in the program, unless values were fetched from the
       device for this step (--log_every_steps). On a GPU the loss, the accuracy and the values of
       the optimizer are then usually two steps old, see `DelayedReadback`. The number of the step,
       the position and the values of the schedule belong to this step.
-    * A validation inside an epoch ends and begins the epoch for callbacks of the program:
+    - A validation inside an epoch ends and begins the epoch for callbacks of the program:
       `on_epoch_end` is called with the number of the epoch, and `logs["epoch"]` is the number of
       fractional epochs that are done.
 
