@@ -1,7 +1,7 @@
 """Reads the published and measured figures in `published.json`.
 
 The file says where each number is from. Numbers are as printed, even if they contradict each other;
-`docs/dev/criteria.md` lists the contradictions.
+`docs/papers.md` lists the contradictions.
 """
 
 from __future__ import annotations

@@ -224,7 +224,7 @@ def _criteria_note(runs: Sequence[LoadedRun]) -> str:
         )
     note = (
         "Published figures as printed (ResNet-50 on ImageNet; some contradict each other, see"
-        " docs/dev/criteria.md)."
+        " docs/papers.md)."
     )
     other_datasets = sorted(
         {str(run.flags.get("dataset", "another dataset")) for run in runs if not run.is_imagenet}
