@@ -62,7 +62,8 @@ def test_draw_shows_each_line_once_in_order_within_the_width(recording, lines):
 
 
 def test_process_of_rank_finds_a_grandchild_and_no_other_rank(recording):
-    script = "OMPI_COMM_WORLD_RANK=1 sleep 60 & echo $!; wait"
+    # The rank prints its number itself, because it has its variables only once it runs.
+    script = "OMPI_COMM_WORLD_RANK=1 bash -c 'echo $$; exec sleep 60' & wait"
     with subprocess.Popen(["bash", "-c", script], stdout=subprocess.PIPE, text=True) as shell:
         rank = int(shell.stdout.readline())
         try:
