@@ -484,6 +484,11 @@ class Checkpoint(SaveCheckpoints):
             )
         if checkpoint is None:
             return None
+        if "finished_fit" not in checkpoint.meta:
+            raise UserError(
+                f"{checkpoint.path} was saved by the training program, not by fit. Pass another"
+                " directory."
+            )
         if self._order is not None and "order" not in checkpoint.meta:
             raise UserError(
                 f"{checkpoint.path} has no order of examples. Omit order=, or pass another"

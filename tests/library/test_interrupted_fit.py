@@ -12,6 +12,7 @@ import hybrid_imagenet as hi
 from hybrid_imagenet.checkpoints import archive
 from hybrid_imagenet.errors import UserError
 from tests.library import models, saving
+from tests.support import program
 
 
 class Interrupt(keras.callbacks.Callback):
@@ -250,6 +251,13 @@ def test_fit_without_a_valid_checkpoint_does_not_start_from_zero(tmp_path):
             fit(folder, 2)
     # Another process may use the directory.
     hi.callbacks.Checkpoint(folder)._lock()
+
+
+def test_checkpoints_of_the_program_are_rejected(tiny_data, tmp_path):
+    done = program.train_here(tiny_data, tmp_path / "run", "--recipe=hybrid", "--max_steps=1")
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(UserError, match=r"saved by the training program, not by fit\."):
+        fit(tmp_path / "run" / "checkpoints", 1)
 
 
 def test_failed_write_names_how_a_script_continues(tmp_path, monkeypatch):
