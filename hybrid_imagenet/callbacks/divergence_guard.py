@@ -10,8 +10,8 @@ from hybrid_imagenet.callbacks.training_callback import TrainingCallback
 from hybrid_imagenet.errors import NumericsError
 
 _REMEDY = (
-    "training has diverged; lower the learning rate or lengthen its warmup, and start again from a"
-    " checkpoint of an earlier epoch, or from the beginning"
+    "Lower the learning rate or lengthen its warmup, and start again from a checkpoint of an"
+    " earlier epoch, or from the beginning."
 )
 
 Alarm = tuple[int, float]
@@ -64,10 +64,10 @@ class DivergenceGuard(TrainingCallback):
         if first is None:
             return
         step, loss = first
-        reason = "not finite"
+        reason = ""
         if math.isfinite(loss):
-            reason = f"above highest_loss={self._highest_loss:.4g}"
-        line = f"step {step}: the mean loss is {loss:.4g}, {reason}: {_REMEDY}"
+            reason = f", which is above highest_loss={self._highest_loss:.4g}"
+        line = f"Training diverged at step {step}: the mean loss is {loss:.4g}{reason}. {_REMEDY}"
         raise DivergedError(line, step, loss)
 
     def _has_diverged(self, loss: float) -> bool:

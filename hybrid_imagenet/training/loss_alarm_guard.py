@@ -9,10 +9,7 @@ from hybrid_imagenet.callbacks.divergence_guard import Alarm, DivergedError, fir
 from hybrid_imagenet.callbacks.training_callback import TrainingCallback
 from hybrid_imagenet.training.step import TrainStep
 
-_REMEDY = (
-    "training has diverged; lower the learning rate (--lr, or --lars_eta) or lengthen the warmup,"
-    " and start again"
-)
+_REMEDY = "Lower the learning rate (--lr, or --lars_eta) or lengthen the warmup, and start again."
 
 
 class LossAlarmGuard(TrainingCallback):
@@ -79,7 +76,9 @@ class LossAlarmGuard(TrainingCallback):
             return
         step, loss = first
         step += self._first_step
-        reason = "not finite"
+        reason = ""
         if math.isfinite(loss):
-            reason = f"above 100 times that of guesses, {self._step.alarm.threshold:.4g}"
-        raise DivergedError(f"step {step}: the loss is {loss:.4g}, {reason}: {_REMEDY}", step, loss)
+            threshold = self._step.alarm.threshold
+            reason = f", which is above 100 times that of guesses ({threshold:.4g})"
+        line = f"Training diverged at step {step}: the loss is {loss:.4g}{reason}. {_REMEDY}"
+        raise DivergedError(line, step, loss)

@@ -81,16 +81,20 @@ def test_loss_alarm_counts_micro_batches_as_one_step():
 
 
 @pytest.mark.parametrize(
-    ("loss", "why"), [(math.nan, "not finite"), (7e31, "above 100 times that of guesses, 230")]
+    ("loss", "text"),
+    [
+        (math.nan, "is nan"),
+        (7e31, r"is 7e\+31, which is above 100 times that of guesses \(230\)"),
+    ],
 )
-def test_loss_alarm_guard_stops_all_ranks_at_the_first_bad_step_of_any(loss, why):
+def test_loss_alarm_guard_stops_all_ranks_at_the_first_bad_step_of_any(loss, text):
     alarms = [None, (7, 400.0), (4, loss)]
     watch = guard(lambda state=None: None, lambda value: alarms, initial_step=10)
     # No step was taken, so nothing is read.
     watch.check()
     with pytest.raises(
         DivergedError,
-        match=f"step 14: the loss is .*, {why}: training has diverged; lower the learning",
+        match=rf"Training diverged at step 14: the loss {text}\. Lower the learning rate",
     ):
         end_batch(watch, {})
 
@@ -107,7 +111,7 @@ def test_loss_alarm_guard_gathers_once_per_step_with_logs():
     assert len(gathered) == 1
     alarms.pop(0)
     end_batch(watch, None)
-    with pytest.raises(DivergedError, match="step 7: the loss is nan, not finite") as raised:
+    with pytest.raises(DivergedError, match="step 7: the loss is nan") as raised:
         watch.on_epoch_end(0, {})
     assert raised.value.step == 7
 
@@ -122,14 +126,14 @@ def test_loss_alarm_guard_before_a_checkpoint_reads_the_latest_steps():
     )
     watch.run.state.step = 3
     end_batch(watch, {})
-    with pytest.raises(DivergedError, match="step 4: the loss is nan, not finite"):
+    with pytest.raises(DivergedError, match="step 4: the loss is nan"):
         watch.before_save()
 
 
 def test_divergence_guard_stops_all_ranks_if_one_has_diverged():
     communicator = types.SimpleNamespace(allgather_object=lambda value: [value, [3, math.inf]])
     watch = attach(DivergenceGuard(), FakeRun(communicator=communicator))
-    with pytest.raises(DivergedError, match="step 3: the mean loss is inf, not finite"):
+    with pytest.raises(DivergedError, match="step 3: the mean loss is inf"):
         watch.on_epoch_end(0, {"loss": 1.0})
 
 
@@ -137,7 +141,7 @@ def test_divergence_guard_checks_the_mean_loss_of_the_epoch():
     watch = attach(DivergenceGuard(), FakeRun(RunState(step=1)))
     watch.on_train_batch_end(0, {"loss": math.nan})
     watch.on_epoch_end(0, {"loss": 1.0})
-    with pytest.raises(DivergedError, match="step 1: the mean loss is nan, not finite") as caught:
+    with pytest.raises(DivergedError, match="step 1: the mean loss is nan") as caught:
         watch.on_epoch_end(1, {"loss": math.nan})
     # A script has none of the flags of the program.
     assert " --" not in str(caught.value)
