@@ -731,19 +731,19 @@ def _create_supervisor(
     ranks: int,
 ) -> supervisor.Supervisor:
     # Only ranks of the training program with a stall timeout report that they have started.
-    report_their_start = plan.config is not None and plan.config.run.stall_timeout and ranks > 1
-    host_of_rank: list[str] = []
-    if report_their_start:
-        # Open MPI numbers the ranks of this host first.
-        for host in sorted(slots, key=host_facts.is_local, reverse=True):
-            host_of_rank += [host] * slots[host]
+    ranks_report_start = plan.config is not None and plan.config.run.stall_timeout and ranks > 1
+    rank_hosts: list[str] = []
+    # Open MPI numbers the ranks of this host first.
+    for host in sorted(slots, key=host_facts.is_local, reverse=True):
+        rank_hosts += [host] * slots[host]
     return supervisor.Supervisor(
         command,
         stall_timeout=plan.stall_timeout,
         ssh_port=options.ssh_port,
         accept_new_host_keys=options.accept_new_host_keys,
         is_script=bool(options.script),
-        rank_hosts=host_of_rank,
+        rank_hosts=rank_hosts,
+        ranks_report_start=bool(ranks_report_start),
         is_local=all(host_facts.is_local(host) for host in slots),
     )
 

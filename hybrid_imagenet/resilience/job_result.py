@@ -56,6 +56,7 @@ class JobResult:
       rank_exits: ends of ranks that may have ended the job, as the ranks reported them.
       failures: ranks whose program has failed, in the order in which they have reported it.
       requests: what the user has asked of the supervisor.
+      rank_hosts: the host of each rank, as far as the launcher's command line shows it.
       early_ranks: ranks whose programs ended without an error while others were still running.
       was_killed: whether the supervisor has killed the launcher.
       is_script: whether the ranks run a script of the user, which need not save when it is asked
@@ -70,6 +71,7 @@ class JobResult:
     rank_exits: Sequence[RankExit]
     failures: Sequence[job_lines.RankFailure]
     requests: StopRequests
+    rank_hosts: Sequence[str]
     early_ranks: Sequence[job_lines.ProgramEnd]
     was_killed: bool
     is_script: bool
@@ -246,7 +248,8 @@ class JobResult:
         exited = output.exited_rank
         # A rank that has lost another one ends with this code, and is not the cause.
         if exited is not None and exited.code != EXIT_STALLED:
-            _print_error(exited.message())
+            is_known = exited.rank < len(self.rank_hosts)
+            _print_error(exited.message(self.rank_hosts[exited.rank] if is_known else ""))
         elif not output.lost_rank_line and not output.lost_host:
             _print_error(
                 f"error: {self.launcher} ended with exit code {self.launcher_code}, and no rank has"

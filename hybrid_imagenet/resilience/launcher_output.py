@@ -141,16 +141,21 @@ class ExitedRank(NamedTuple):
     rank: int
     code: int | None = None
 
-    def message(self) -> str:
-        """Returns one line for the user."""
+    def message(self, host: str) -> str:
+        """Returns one line for the user.
+
+        Args:
+          host: the host of the rank, or "" if it is not known.
+        """
+        rank = f"rank {self.rank} on {printable(host)}" if host else f"rank {self.rank}"
         if self.code is None:
             return (
-                f"error: rank {self.rank} ended before the others, without a message and without"
-                " leaving MPI, for example by os._exit(0). Let its program end normally."
+                f"error: {rank} ended before the others, without a message and without leaving MPI,"
+                " for example by os._exit(0). Let its program end normally."
             )
         return (
-            f"error: rank {self.rank} ended with exit code {self.code} and without a message of"
-            " this program, for example by sys.exit or os._exit."
+            f"error: {rank} ended with exit code {self.code} and without a message of this program,"
+            " for example by sys.exit or os._exit."
         )
 
 

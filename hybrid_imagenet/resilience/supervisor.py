@@ -106,6 +106,7 @@ class Supervisor:
         accept_new_host_keys: bool = False,
         is_script: bool = False,
         rank_hosts: Sequence[str] = (),
+        ranks_report_start: bool = False,
         is_local: bool = False,
     ):
         """Stores the launcher's command and what is known about its ranks.
@@ -118,7 +119,8 @@ class Supervisor:
             key that has changed.
           is_script: whether the ranks run a script of the user, which need not save when it is
             asked to stop.
-          rank_hosts: the host of each rank, if the ranks report when they have started.
+          rank_hosts: the host of each rank, if it is known.
+          ranks_report_start: whether the ranks report when they have started.
           is_local: whether all ranks run on this host, so that no connection to a host can be lost.
         """
         self.has_failed = False
@@ -128,6 +130,7 @@ class Supervisor:
         self._command = list(command)
         self._is_script = is_script
         self._rank_hosts = list(rank_hosts)
+        self._ranks_report_start = ranks_report_start
         self._is_local = is_local
         self._start_limit = max(_MIN_START_SECONDS, 2 * stall_timeout)
         self._daemon_variables = daemon_variables(stall_timeout)
@@ -349,7 +352,7 @@ class Supervisor:
 
     def _no_rank_started(self) -> bool:
         """Returns whether the ranks report when they have started, and none has."""
-        return bool(self._rank_hosts) and not self._startup.any_rank_started
+        return self._ranks_report_start and not self._startup.any_rank_started
 
     def _check_start(self, now: float) -> None:
         """Ends the job if no rank starts in time."""
@@ -408,6 +411,7 @@ class Supervisor:
             ],
             failures=self._failures,
             requests=REQUESTS,
+            rank_hosts=self._rank_hosts,
             early_ranks=self._early_ranks(),
             was_killed=bool(self._ended_launcher_at),
             is_script=self._is_script,

@@ -60,6 +60,7 @@ def result(launcher_code, *exits, output=(), stop=0, forced_by=0, **facts):
     requests.forced_by = forced_by
     defaults = {
         "launcher": "mpirun",
+        "rank_hosts": (),
         "early_ranks": (),
         "failures": (),
         "was_killed": False,
@@ -142,6 +143,11 @@ def result(launcher_code, *exits, output=(), stop=0, forced_by=0, **facts):
         # A rank that has ended without a message.
         (result(1, output={"exited_rank": ExitedRank(1)}), 1, LEFT),
         (result(3, output={"exited_rank": ExitedRank(1, 3)}), 3, EXITED),
+        (
+            result(3, output={"exited_rank": ExitedRank(1, 3)}, rank_hosts=["near", "far"]),
+            3,
+            EXITED.replace("rank 1", "rank 1 on far"),
+        ),
         (result(7, output={"exited_rank": ExitedRank(1, 7), "traceback_printed": True}), 7, ""),
         # A rank that has lost another one is not the cause.
         (result(4, output={"exited_rank": ExitedRank(1, 4)}), 4, SILENT_END.format(4)),
