@@ -48,6 +48,7 @@ from hybrid_imagenet.errors import (
     EXIT_PREEMPTED,
     EXIT_STALLED,
     EXIT_USAGE,
+    RESTART_SCRIPT,
     RankTimeoutError,
     SharedError,
     UserError,
@@ -617,11 +618,13 @@ def _print_error_of_ranks(error: Exception, place: Placement) -> bool:
         # launcher ends the others before they print theirs.
         if place.local_rank != 0:
             time.sleep(_PRINT_SECONDS)
-        user_error = out_of_memory.user_error(error, "Use a smaller batch on each rank.")
+        remedy = f"Use a smaller batch on each rank, then {RESTART_SCRIPT}."
+        user_error = out_of_memory.user_error(error, remedy)
         host = socket.gethostname()
         print(f"error: rank {place.rank} on {host}: {user_error}", file=sys.stderr, flush=True)
     elif isinstance(error, RankTimeoutError):
-        print(f"error: rank {place.rank}: {error}", file=sys.stderr, flush=True)
+        host = socket.gethostname()
+        print(f"error: rank {place.rank} on {host}: {error}", file=sys.stderr, flush=True)
     elif lost_rank.is_lost_rank_error(error):
         # UserError makes it one printable line, whatever the reason contains.
         print(UserError(lost_rank.lost_rank_message(error)), file=sys.stderr, flush=True)

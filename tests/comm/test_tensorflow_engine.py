@@ -212,7 +212,8 @@ def test_init_without_the_other_rank_names_it_and_ends():
         process.kill()
     assert process.returncode == EXIT_STALLED, errors
     assert errors.splitlines()[-1].startswith(
-        f"error: rank 0: rank 1 at 127.0.0.1:{ports[1]} did not answer within 2 s. Check that these"
+        f"error: rank 0 on {socket.gethostname()}: rank 1 at 127.0.0.1:{ports[1]} did not answer"
+        " within 2 s. Check that these"
     )
     assert "Traceback" not in errors
     assert output == ""
