@@ -2,8 +2,8 @@
 
 As a program it has the arguments KIND FOLDER, and prints one line per epoch. Rank 0 writes the
 final values of all variables to FOLDER/final.npz. In the last rank's batch number AT, counted from
-1 over all epochs (default: 0, never), it sends itself the signal SIGNAL. EVERY is the argument
-`every_seconds`. AT, SIGNAL and EVERY are environment variables.
+1 over all epochs (default: 0, never), it sends itself the signal SIGNAL, at once or LATER seconds
+later. EVERY is the argument `every_seconds`. AT, SIGNAL, LATER and EVERY are environment variables.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import pathlib
 import signal
 import sys
+import threading
 import time
 
 import keras
@@ -266,9 +267,19 @@ def examples_trained(folder, at):
 
 
 def send_signal():
-    """Sends this process the signal of the environment, and lets its thread handle it."""
-    os.kill(os.getpid(), getattr(signal, os.environ["SIGNAL"]))
-    time.sleep(0.3)
+    """Sends this process the signal of the environment.
+
+    Without LATER, it waits until the thread that handles signals has done so. With LATER, training
+    goes on, so that the signal comes in the middle of a step or of a save.
+    """
+    number = getattr(signal, os.environ["SIGNAL"])
+    if "LATER" in os.environ:
+        timer = threading.Timer(float(os.environ["LATER"]), os.kill, (os.getpid(), number))
+        timer.daemon = True
+        timer.start()
+    else:
+        os.kill(os.getpid(), number)
+        time.sleep(0.3)
 
 
 def main():

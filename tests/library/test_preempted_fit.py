@@ -121,9 +121,17 @@ def final(folder):
 
 
 def assert_continues(kind, folder, whole, *moments):
-    """Preempts or kills a job at each (signal, batch) and compares its end with that of `whole`."""
-    for name, batch in moments:
-        done = job(kind, folder, SIGNAL=name, AT=batch, EVERY=0.01)
+    """Preempts or kills a job at several moments and compares its end with that of `whole`.
+
+    Args:
+      kind: kind of data.
+      folder: directory of the job.
+      whole: directory of a job that has trained without interruption.
+      *moments: for each start, the environment variables that say when it gets which signal.
+    """
+    for moment in moments:
+        done = job(kind, folder, EVERY=0.01, **moment)
+        name = moment["SIGNAL"]
         if name == "SIGKILL":
             assert done.returncode not in (0, EXIT_PREEMPTED), done.stderr
         else:
@@ -133,6 +141,19 @@ def assert_continues(kind, folder, whole, *moments):
     assert done.returncode == 0, done.stderr
     for ours, expected in zip(final(folder), final(whole), strict=True):
         np.testing.assert_array_equal(ours, expected)
+
+
+def random_moments(kind, number):
+    """Returns four moments that come before the last batch, if each start continues exactly."""
+    random = np.random.default_rng([len(kind), number])
+    return [
+        {
+            "SIGNAL": name,
+            "AT": random.integers(1, 6),
+            "LATER": round(random.uniform(0, 0.03), 4),
+        }
+        for name in ("SIGKILL", "SIGTERM", "SIGTERM", "SIGKILL")
+    ]
 
 
 @pytest.mark.parametrize("kind", ["arrays", "pydataset", "order", "accumulation"])
@@ -158,7 +179,7 @@ def test_exact_order_continues_on_more_ranks_with_the_examples_that_are_left(poo
 def test_job_of_two_ranks_continues_after_a_signal_to_one_and_a_kill(tmp_path):
     done = job("arrays", tmp_path / "whole")
     assert done.returncode == 0, done.stderr
-    moments = [("SIGTERM", 5), ("SIGKILL", 8)]
+    moments = [{"SIGNAL": "SIGTERM", "AT": 5}, {"SIGNAL": "SIGKILL", "AT": 8}]
     assert_continues("arrays", tmp_path / "again", tmp_path / "whole", *moments)
 
 
@@ -167,8 +188,6 @@ def test_job_of_two_ranks_continues_after_a_signal_to_one_and_a_kill(tmp_path):
 def test_job_of_two_ranks_continues_at_twenty_random_moments(kind, tmp_path):
     done = job(kind, tmp_path / "whole")
     assert done.returncode == 0, done.stderr
-    random = np.random.default_rng(len(kind))
-    for number in range(20):
-        name = ("SIGKILL", "SIGTERM")[number % 2]
-        batch = int(random.integers(1, preempted.EPOCHS * BATCHES // 2))
-        assert_continues(kind, tmp_path / f"again{number}", tmp_path / "whole", (name, batch))
+    for number in range(5):
+        moments = random_moments(kind, number)
+        assert_continues(kind, tmp_path / f"again{number}", tmp_path / "whole", *moments)
