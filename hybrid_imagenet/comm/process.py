@@ -221,7 +221,7 @@ def connect(
     engine = resolve_engine(settings.engine)
     if settings.engine == "auto" and engine == "tensorflow" and place.rank == 0:
         print(
-            "ranks connect by --engine=tensorflow, because Horovod is not used here",
+            "TensorFlow's engine connects the ranks (--engine=tensorflow)",
             file=sys.stderr,
             flush=True,
         )
