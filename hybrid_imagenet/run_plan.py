@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hybrid_imagenet import optimizers
-from hybrid_imagenet.comm.settings import CommunicationSettings
+from hybrid_imagenet.comm.settings import ALGORITHMS, CommunicationSettings
 from hybrid_imagenet.config import RunConfig, derived, smaller_batch_advice
 from hybrid_imagenet.data import augmentations
 from hybrid_imagenet.errors import SharedError, pluralize
@@ -659,7 +659,7 @@ def _plan_communication(config: RunConfig) -> CommunicationSettings:
     del shared_flags["compression"]
     return CommunicationSettings(
         **shared_flags,
-        options=config.allreduce_options,
+        options=ALGORITHMS[config.communication.allreduce].options(**config.allreduce_options),
         neighbors=ranks_per_group if ranks_per_group < config.ranks else 1,
         deterministic=config.run.deterministic,
     )

@@ -25,7 +25,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 
 from hybrid_imagenet import comm
-from hybrid_imagenet.comm.settings import ALGORITHMS, ENGINES, WIRE_DTYPES
+from hybrid_imagenet.comm.settings import ALGORITHMS, ENGINES, WIRE_DTYPES, GridOptions
 from hybrid_imagenet.commands import command_line
 from hybrid_imagenet.commands.command_line import parse_names
 from hybrid_imagenet.errors import UserError, import_optional, pluralize
@@ -166,9 +166,9 @@ def _row(
 
 
 def _settings(options: argparse.Namespace, algorithm: str) -> comm.CommunicationSettings:
-    algorithm_options = dataclasses.asdict(ALGORITHMS[algorithm].options())
-    if "torus_grid" in algorithm_options:
-        algorithm_options["torus_grid"] = options.torus_grid
+    algorithm_options = ALGORITHMS[algorithm].options()
+    if isinstance(algorithm_options, GridOptions):
+        algorithm_options = dataclasses.replace(algorithm_options, torus_grid=options.torus_grid)
     return comm.CommunicationSettings(allreduce=algorithm, options=algorithm_options)
 
 

@@ -28,7 +28,12 @@ import tensorflow as tf
 from hybrid_imagenet.comm import torus
 from hybrid_imagenet.comm.collectives import Collectives
 from hybrid_imagenet.comm.fusion import Bucket
-from hybrid_imagenet.comm.settings import ALGORITHMS, CommunicationSettings
+from hybrid_imagenet.comm.settings import (
+    ALGORITHMS,
+    AllReduceOptions,
+    CommunicationSettings,
+    GridOptions,
+)
 from hybrid_imagenet.errors import UserError
 
 
@@ -60,7 +65,7 @@ class AlgorithmSelector:
         if native_algorithm:
             self._algorithm = Ring(context)
         else:
-            self._algorithm = make_algorithm(settings.allreduce, context, **settings.options)
+            self._algorithm = make_algorithm(settings.allreduce, context, settings.options)
         self._algorithm.name = settings.allreduce
 
     def algorithm_for(self, bucket: Bucket) -> AllReduceAlgorithm:
@@ -99,14 +104,14 @@ class AllReduceAlgorithm(abc.ABC):
     name = ""
 
     @classmethod
-    def has_one_row_per_host(cls, hosts: Sequence[str], **options: typing.Any) -> bool:
+    def has_one_row_per_host(cls, hosts: Sequence[str], options: AllReduceOptions) -> bool:
         """Returns whether this is a torus with one row per host.
 
         Horovod has that algorithm itself for NCCL.
 
         Args:
           hosts: Host of every rank.
-          **options: Options of the algorithm.
+          options: Options of the algorithm.
         """
         del hosts, options
         return False
@@ -130,21 +135,23 @@ class AllReduceAlgorithm(abc.ABC):
         """
 
 
-def make_algorithm(name: str, context: RankContext, **options: typing.Any) -> AllReduceAlgorithm:
+def make_algorithm(
+    name: str, context: RankContext, options: AllReduceOptions
+) -> AllReduceAlgorithm:
     """Creates the algorithm that `--allreduce=name` selects.
 
     Args:
       name: A key of `comm.settings.ALGORITHMS`.
       context: The ranks.
-      **options: Options of the algorithm.
+      options: Options of the algorithm, which are arguments of its constructor.
 
     Raises:
       UserError: If the algorithm needs hosts with equal numbers of ranks.
       ValueError: If the grid does not hold all ranks.
     """
     spec = ALGORITHMS[name]
-    all_options = vars(spec.options(**options))
-    algorithm: AllReduceAlgorithm = pkgutil.resolve_name(spec.constructor)(context, **all_options)
+    constructor = pkgutil.resolve_name(spec.constructor)
+    algorithm: AllReduceAlgorithm = constructor(context, **vars(options))
     algorithm.name = name
     return algorithm
 
@@ -186,9 +193,10 @@ class Torus(EvenlySplitAllReduce):
     """
 
     @classmethod
-    def has_one_row_per_host(cls, hosts: Sequence[str], **options: typing.Any) -> bool:
+    def has_one_row_per_host(cls, hosts: Sequence[str], options: AllReduceOptions) -> bool:
         """Returns whether each row of the grid has all ranks of one host."""
-        return _parse_grid(options.get("torus_grid"), hosts) == torus.host_grid(hosts)
+        assert isinstance(options, GridOptions)
+        return _parse_grid(options.torus_grid, hosts) == torus.host_grid(hosts)
 
     def __init__(self, context: RankContext, *, torus_grid: str | None) -> None:
         """Creates a group for each row and each column.
@@ -229,7 +237,7 @@ class Hierarchical(Torus):
     """A torus with one row per host."""
 
     @classmethod
-    def has_one_row_per_host(cls, hosts: Sequence[str], **options: typing.Any) -> bool:
+    def has_one_row_per_host(cls, hosts: Sequence[str], options: AllReduceOptions) -> bool:
         """Returns whether the hosts have equal numbers of ranks."""
         return torus.host_grid(hosts) is not None
 
@@ -316,8 +324,8 @@ class SizeSwitched(AllReduceAlgorithm):
           size_switch_kb: Size in KiB from which on a bucket is summed by the ring.
         """
         self._threshold_bytes = size_switch_kb * 1024
-        self._masters = make_algorithm("masters", context, torus_grid=torus_grid)
-        self._ring = make_algorithm("ring", context)
+        self._masters = make_algorithm("masters", context, GridOptions(torus_grid))
+        self._ring = make_algorithm("ring", context, AllReduceOptions())
 
     def for_size(self, num_bytes: int) -> AllReduceAlgorithm:
         return self._masters if num_bytes < self._threshold_bytes else self._ring

@@ -113,7 +113,7 @@ def _horovod_supports_natively(settings: CommunicationSettings, host_names: Sequ
       host_names: Host of every rank.
     """
     algorithm = pkgutil.resolve_name(ALGORITHMS[settings.allreduce].constructor)
-    is_native: bool = algorithm.has_one_row_per_host(host_names, **settings.options)
+    is_native: bool = algorithm.has_one_row_per_host(host_names, settings.options)
     return is_native
 
 

@@ -39,7 +39,7 @@ from hybrid_imagenet.cluster.environment import (
 )
 from hybrid_imagenet.comm import lost_rank
 from hybrid_imagenet.comm.communicator import Communicator
-from hybrid_imagenet.comm.settings import ENGINES, CommunicationSettings
+from hybrid_imagenet.comm.settings import ENGINES, CommunicationSettings, GridOptions
 from hybrid_imagenet.comm.single_process import SingleProcess
 from hybrid_imagenet.comm.torus import parse_grid
 from hybrid_imagenet.errors import (
@@ -110,7 +110,8 @@ def start(
 def check_grids(place: Placement, settings: Sequence[CommunicationSettings]) -> None:
     """Raises UserError if a grid of the settings does not hold all ranks."""
     for each_settings in settings:
-        grid = each_settings.options.get("torus_grid")
+        options = each_settings.options
+        grid = options.torus_grid if isinstance(options, GridOptions) else None
         if not grid:
             continue
         try:

@@ -10,12 +10,12 @@ from hybrid_imagenet.options import invalid_reason, option, options_of
 
 
 @dataclasses.dataclass(frozen=True)
-class NoOptions:
-    """Options of an all-reduce that has none."""
+class AllReduceOptions:
+    """Options of every all-reduce: none."""
 
 
 @dataclasses.dataclass(frozen=True)
-class GridOptions:
+class GridOptions(AllReduceOptions):
     """Options of an all-reduce on a grid of ranks.
 
     `algorithms.HierarchicalMasters` uses the rows of the grid as groups.
@@ -54,7 +54,7 @@ class AllReduceSpec:
     """
 
     constructor: str
-    options: type = NoOptions
+    options: type[AllReduceOptions] = AllReduceOptions
     one_operation: bool = False
 
 
@@ -120,14 +120,15 @@ class CommunicationSettings(SharedCommunicationFlags):
     """Settings of a communicator: the flags, and values that follow from other flags.
 
     Attributes:
-      options: Options of the all-reduce algorithm, by name.
+      options: Options of the all-reduce algorithm, of the class that its line in `ALGORITHMS` has;
+        by default those that the class declares.
       neighbors: Number of ranks that `Communicator.allreduce_neighbors` sums over; a divisor of
         the number of ranks.
       deterministic: Whether TensorFlow runs in deterministic mode. It then rejects clocks inside
         the step, so steps are not timed.
     """
 
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    options: AllReduceOptions = AllReduceOptions()
     neighbors: int = 1
     deterministic: bool = False
 
@@ -138,9 +139,23 @@ class CommunicationSettings(SharedCommunicationFlags):
             reason = invalid_reason(value, options_of(SharedCommunicationFlags)[name])
             if reason:
                 raise ValueError(f"{name}={value}: {reason}")
-        valid = {field.name for field in dataclasses.fields(ALGORITHMS[self.allreduce].options)}
-        for name in sorted(set(self.options) - valid):
+        option_class = ALGORITHMS[self.allreduce].options
+        if type(self.options) is AllReduceOptions:
+            object.__setattr__(self, "options", option_class())
+        if type(self.options) is not option_class:
+            raise ValueError(f"options={self.options}: not of allreduce={self.allreduce}")
+
+    def with_options(self, values: Mapping[str, Any]) -> CommunicationSettings:
+        """Returns these settings with options of the algorithm by name.
+
+        Raises:
+          ValueError: For an option that the algorithm does not have.
+        """
+        option_class = ALGORITHMS[self.allreduce].options
+        names = {field.name for field in dataclasses.fields(option_class)}
+        for name in sorted(values.keys() - names):
             raise ValueError(f"{name}: there is no such option with allreduce={self.allreduce}")
+        return dataclasses.replace(self, options=option_class(**values))
 
     @property
     def fusion_bytes(self) -> int:

@@ -122,12 +122,12 @@ def communication_settings(allreduce: str, options: Mapping[str, Any]) -> Commun
     if "fusion_threshold_mb" in options:
         fields["fusion_threshold_mb"] = options.pop("fusion_threshold_mb")
     try:
-        return CommunicationSettings(
+        settings = CommunicationSettings(
             allreduce=allreduce,
-            options=options,
             deterministic=private_api.is_op_determinism_enabled(),
             **fields,
         )
+        return settings.with_options(options)
     except ValueError as error:
         raise UserError(str(error)) from None
 

@@ -6,8 +6,9 @@ import contextlib
 import functools
 import os
 import sys
+import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from unittest import mock
 
 import numpy as np
@@ -155,10 +156,17 @@ def lost_rank(engine: str = "horovod") -> None:
     communicator.allgather_object("waiting")
 
 
+def communication_settings(
+    options: Mapping = types.MappingProxyType({}), **settings
+) -> CommunicationSettings:
+    """Returns settings with options of the all-reduce by name."""
+    return CommunicationSettings(**settings).with_options(options)
+
+
 def start_error(settings: dict, hosts_of_ranks: list | None = None) -> str | None:
     """Returns the message of the error that `comm.start` raises with these settings."""
     with _as_if_on(hosts_of_ranks):
-        return message(comm.start, CommunicationSettings(**settings))
+        return message(comm.start, communication_settings(**settings))
 
 
 def _as_if_on(hosts_of_ranks: list | None) -> contextlib.AbstractContextManager:
@@ -172,7 +180,7 @@ def process_sets(settings: dict, others: list, hosts_of_ranks: list | None) -> d
     """Returns Horovod's process sets, and the mean of gradients that uses them."""
     with _as_if_on(hosts_of_ranks):
         communicator = comm.start(
-            CommunicationSettings(**settings),
+            communication_settings(**settings),
             others=[CommunicationSettings(allreduce=name) for name in others],
         )
         import tensorflow as tf
@@ -299,7 +307,7 @@ class ReducerFactory:
         from hybrid_imagenet.comm.settings import WIRE_DTYPES
         from hybrid_imagenet.optimizers.reducer import GradientReducer
 
-        reducer_settings = CommunicationSettings(**settings)
+        reducer_settings = communication_settings(**settings)
         selector = self.communicator.make_selector(reducer_settings)
         self.communicator.gradient_exchange = GradientExchange(reducer_settings, selector)
         return GradientReducer(self.communicator, WIRE_DTYPES[compression])

@@ -54,7 +54,7 @@ def test_start_with_a_grid_of_another_size_raises(pools):
     expected = "--torus_grid=2x2: 2x2 has 4 ranks, but {0} are needed. Use 1x{0}."
     assert pools[2].call(programs.start_error, settings) == [expected.format(2)] * 2
     with pytest.raises(UserError) as error:
-        comm.start(comm.CommunicationSettings(**settings))
+        comm.start(programs.communication_settings(**settings))
     assert str(error.value) == expected.format(1)
 
 

@@ -85,9 +85,9 @@ FOUR_BY_TWO = ("a", "a", "b", "b", "c", "c", "d", "d")
     ],
 )
 def test_native_torus_is_used_only_with_one_row_per_host(allreduce, names, grid, expected):
-    settings = CommunicationSettings(
-        allreduce=allreduce, options={"torus_grid": grid} if grid else {}
-    )
+    settings = CommunicationSettings(allreduce=allreduce)
+    if grid:
+        settings = settings.with_options({"torus_grid": grid})
     assert engine._horovod_supports_natively(settings, names) == expected
 
 

@@ -12,7 +12,7 @@ import threading
 import pytest
 
 from hybrid_imagenet import config, files, optimizers, print_config, run_plan
-from hybrid_imagenet.comm.settings import CommunicationSettings
+from hybrid_imagenet.comm.settings import CommunicationSettings, SizeOptions
 from hybrid_imagenet.config import flag_checks, flags
 from hybrid_imagenet.data import datasets
 from hybrid_imagenet.errors import UserError
@@ -148,7 +148,7 @@ def test_flags_of_communication_become_its_settings():
     values = ["--allreduce=size_switched", "--size_switch_kb=3", "--deterministic"]
     expected = CommunicationSettings(
         allreduce="size_switched",
-        options={"torus_grid": None, "size_switch_kb": 3},
+        options=SizeOptions(size_switch_kb=3),
         deterministic=True,
     )
     assert run_plan.make(config.resolve(values)).communication == expected

@@ -332,7 +332,7 @@ def test_recipes_four_minutes_send_large_gradients_by_the_ring_others_by_masters
     buckets = fusion.make_buckets(
         range(len(elements))[::-1], elements, wire_dtype, settings.fusion_bytes, late
     )
-    limit = 1024 * settings.options["size_switch_kb"]
+    limit = 1024 * settings.options.size_switch_kb
     masters = [bucket for bucket in buckets if bucket.bytes < limit]
     ring = [bucket for bucket in buckets if bucket.bytes >= limit]
     assert masters and ring
