@@ -13,13 +13,15 @@ import re
 import types
 import typing
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hybrid_imagenet.errors import UserError, did_you_mean, without_secrets
 
 if TYPE_CHECKING:
     from absl import flags
 
+
+OptionsClass = TypeVar("OptionsClass")
 
 SPELLING = "Dashes and underscores mean the same in the names of options: --data-dir is --data_dir."
 """Sentence about `normalize_flag` in the help of every command."""
@@ -139,6 +141,22 @@ def options_of(cls: type) -> Mapping[str, Option]:
             default=field.default,
         )
     return options
+
+
+def from_flags(cls: type[OptionsClass], values: Mapping[str, Any]) -> OptionsClass:
+    """Creates an object of a dataclass of options.
+
+    Args:
+      cls: The dataclass.
+      values: The value of each of its options by flag; others are ignored.
+    """
+    return cls(**{known.name: values[flag] for flag, known in options_of(cls).items()})
+
+
+def flag_values(options: object) -> dict[str, Any]:
+    """Returns the values of an object of a dataclass of options, by flag."""
+    known_options = options_of(type(options))
+    return {flag: getattr(options, known.name) for flag, known in known_options.items()}
 
 
 def parse_annotation(annotation: Any) -> ValueType:

@@ -18,24 +18,29 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hybrid_imagenet import optimizers
-from hybrid_imagenet.comm.settings import ALGORITHMS, CommunicationSettings
+from hybrid_imagenet.comm.settings import CommunicationSettings
 from hybrid_imagenet.config import RunConfig, derived, smaller_batch_advice
 from hybrid_imagenet.data import augmentations
 from hybrid_imagenet.errors import SharedError, pluralize
-from hybrid_imagenet.optimizers.registry import OPTIMIZERS, OptimizerSpec, Options
-from hybrid_imagenet.options import Origin, format_value, options_of
+from hybrid_imagenet.optimizers.registry import (
+    OPTIMIZERS,
+    AdaBoundOptions,
+    HybridOptions,
+    LarsOptions,
+    OptimizerSpec,
+    Options,
+    SgdOptions,
+)
+from hybrid_imagenet.options import Origin, format_value
 from hybrid_imagenet.order.sampling import SampleOrder
 from hybrid_imagenet.schedules import mlperf
 from hybrid_imagenet.schedules.batch_schedule import BatchSchedule, ImageSizes
 from hybrid_imagenet.schedules.run_length import RunLength, is_due
 from hybrid_imagenet.schedules.training_schedule import (
     REFERENCE_BATCH,
-    SCHEDULES,
-    AdamScaling,
-    BoundedWarmup,
     Decay,
     LinearWarmup,
-    MomentumRule,
+    Rule,
     Schedule,
     WarmupFromZero,
 )
@@ -210,7 +215,7 @@ class SchedulePlan:
     learning_rate: float
     scaling: str
     warmup_epochs: float
-    rules: tuple[LinearWarmup | WarmupFromZero | BoundedWarmup | MomentumRule | AdamScaling, ...]
+    rules: tuple[Rule, ...]
     values: Schedule = dataclasses.field(compare=False)
 
     @property
@@ -596,10 +601,9 @@ def _plan_step(config: RunConfig) -> StepPlan:
 
 
 def _plan_optimizer(config: RunConfig) -> OptimizerPlan:
-    name = config.optimization.optimizer
     return OptimizerPlan(
-        name=name,
-        options=_optimizer_options(config, OPTIMIZERS[name]),
+        name=config.optimization.optimizer,
+        options=_scaled_options(config),
         compression=config.communication.compression,
         loss_scale=config.network.loss_scale,
         average_decay=config.optimization.ema_decay,
@@ -608,46 +612,35 @@ def _plan_optimizer(config: RunConfig) -> OptimizerPlan:
     )
 
 
-def _optimizer_options(config: RunConfig, spec: OptimizerSpec) -> Options:
-    """Returns the options of the optimizer, with learning rates for all GPUs."""
-    arguments = {
-        option.name: config.optimizer_options[flag]
-        for flag, option in options_of(spec.options).items()
-    }
-    peaks = derived.peak_learning_rates(config)
-    scaled = peaks | {"learning_rate": peaks[spec.rate], "final_lr": peaks["lr"]}
-    if config.optimizer_options.get("decoupled_decay"):
-        scaled["weight_decay"] = _decoupled_decay(config)
-    names = {field.name for field in dataclasses.fields(spec.options)}
-    arguments |= {name: value for name, value in scaled.items() if name in names}
-    return spec.options(**arguments)
-
-
-def _decoupled_decay(config: RunConfig) -> float:
-    """Returns the fraction of the weights that a step subtracts at the peak of the learning rate.
-
-    --weight_decay is this fraction for a batch of 256 images. It grows with the batch, so that an
-    epoch subtracts the same fraction at every batch.
-    """
-    return (
-        float(config.optimizer_options["weight_decay"])
-        * derived.base_batch(config)
-        / REFERENCE_BATCH
-    )
+def _scaled_options(config: RunConfig) -> Options:
+    """Returns the options of the optimizer, with learning rates and decay for all GPUs."""
+    options = config.optimizer_options
+    peak = derived.peak_learning_rate(config)
+    if isinstance(options, AdaBoundOptions):
+        adam_rate = derived.adam_learning_rate(config, options.learning_rate)
+        return dataclasses.replace(options, learning_rate=adam_rate, final_lr=peak)
+    options = dataclasses.replace(options, learning_rate=peak)
+    if isinstance(options, HybridOptions):
+        adam_rate = derived.adam_learning_rate(config, options.adabound_lr)
+        options = dataclasses.replace(options, adabound_lr=adam_rate)
+    if isinstance(options, SgdOptions | LarsOptions | HybridOptions) and options.decoupled_decay:
+        # --weight_decay is the fraction of the weights that a step subtracts at the peak of the
+        # learning rate, for a batch of 256 images. It grows with the batch, so that an epoch
+        # subtracts the same fraction at every batch.
+        decay = options.weight_decay * derived.base_batch(config) / REFERENCE_BATCH
+        options = dataclasses.replace(options, weight_decay=decay)
+    return options
 
 
 def _plan_schedule(config: RunConfig) -> SchedulePlan:
     optimization = config.optimization
     return SchedulePlan(
-        decay=SCHEDULES[optimization.lr_schedule](**config.schedule_options),
+        decay=config.schedule_options,
         end_epoch=derived.schedule_end(config),
         learning_rate=optimization.lr,
         scaling=optimization.lr_scaling,
         warmup_epochs=optimization.warmup_epochs,
-        rules=tuple(
-            rule(**{name: config.optimizer_options[name] for name in options_of(rule)})
-            for rule in OPTIMIZERS[optimization.optimizer].extra_option_classes
-        ),
+        rules=config.optimizer_rules,
         values=derived.schedule(config),
     )
 
@@ -659,7 +652,7 @@ def _plan_communication(config: RunConfig) -> CommunicationSettings:
     del shared_flags["compression"]
     return CommunicationSettings(
         **shared_flags,
-        options=ALGORITHMS[config.communication.allreduce].options(**config.allreduce_options),
+        options=config.allreduce_options,
         neighbors=ranks_per_group if ranks_per_group < config.ranks else 1,
         deterministic=config.run.deterministic,
     )

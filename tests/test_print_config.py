@@ -167,4 +167,4 @@ def test_warmup_of_optimizers_with_small_rates_begins_at_zero(flags):
 
 @pytest.mark.parametrize("optimizer", ["sgd", "lars", "adabound"])
 def test_warmup_of_other_optimizers_begins_at_a_tenth(optimizer):
-    assert config.resolve([f"--optimizer={optimizer}"]).optimizer_options["warmup_start_lr"] == 0.1
+    assert config.resolve([f"--optimizer={optimizer}"]).value("warmup_start_lr") == 0.1

@@ -2,7 +2,8 @@
 
 A `RunConfig` has an attribute for each group of flags. In its group, a flag is a field of the same
 name: --dataset is `config.data.dataset`. The options of the chosen optimizer, schedule and
-all-reduce are in one mapping each, such as `config.optimizer_options["momentum"]`. The modules:
+all-reduce are objects of the dataclasses that declare them: `config.optimizer_options` is a
+`LarsOptions` with --optimizer=lars. The modules:
 
 * `flags` declares groups and options.
 * `flag_checks` has the rules for flags that depend on each other.
@@ -19,16 +20,15 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from absl import flags as absl_flags
 
 from hybrid_imagenet import files, recipes
-from hybrid_imagenet.comm.settings import CommunicationFlags
+from hybrid_imagenet.comm.settings import ALGORITHMS, AllReduceOptions, CommunicationFlags
 from hybrid_imagenet.config import defaults, flag_checks, resumed_run
 from hybrid_imagenet.config.flags import (
     CHOICES,
-    CHOSEN_OPTIONS,
     COMMON,
     GROUP_OF_FLAG,
     GROUPS,
@@ -43,15 +43,21 @@ from hybrid_imagenet.config.flags import (
 )
 from hybrid_imagenet.data import datasets
 from hybrid_imagenet.errors import UserError, did_you_mean, without_secrets
+from hybrid_imagenet.optimizers.registry import OPTIMIZERS, Options
 from hybrid_imagenet.options import (
     Option,
     Origin,
     check_value,
+    flag_values,
+    from_flags,
     normalize_flag,
     options_of,
     parse_arguments,
     parse_value,
 )
+from hybrid_imagenet.schedules.training_schedule import SCHEDULES, Decay, Rule
+
+AnyRule = TypeVar("AnyRule", bound=Rule)
 
 # Option declarations that can be used before optimizer, schedule and all-reduce are chosen. The
 # bounds of their options are checked later.
@@ -86,9 +92,10 @@ class RunConfig:
       network: network, its normalization, precision and compilation.
       optimization: batch, optimizer, learning rate and schedule.
       communication: how the ranks communicate.
-      optimizer_options: options of the chosen optimizer, by flag.
-      schedule_options: options of the chosen schedule, by flag.
-      allreduce_options: options of the chosen all-reduce, by flag.
+      optimizer_options: options of the chosen optimizer. Its learning rates are not scaled yet.
+      optimizer_rules: options of the schedule that only some optimizers have.
+      schedule_options: the chosen schedule, with its options.
+      allreduce_options: options of the chosen all-reduce.
       gpus: N, the number of GPUs that learning rates and batches follow. With --virtual_gpus each
         rank counts as several.
       origins: what set each value.
@@ -102,9 +109,10 @@ class RunConfig:
     network: NetworkFlags
     optimization: OptimizationFlags
     communication: CommunicationFlags
-    optimizer_options: Mapping[str, Any]
-    schedule_options: Mapping[str, Any]
-    allreduce_options: Mapping[str, Any]
+    optimizer_options: Options
+    optimizer_rules: tuple[Rule, ...]
+    schedule_options: Decay
+    allreduce_options: AllReduceOptions
     gpus: int = 1
     origins: Mapping[str, Origin] = dataclasses.field(
         default_factory=dict, compare=False, repr=False
@@ -120,7 +128,23 @@ class RunConfig:
     @property
     def chosen_options(self) -> dict[str, Any]:
         """Options of the chosen optimizer, schedule and all-reduce, by flag."""
-        return {**self.optimizer_options, **self.schedule_options, **self.allreduce_options}
+        chosen = (
+            self.optimizer_options,
+            *self.optimizer_rules,
+            self.schedule_options,
+            self.allreduce_options,
+        )
+        values: dict[str, Any] = {}
+        for options in chosen:
+            values |= flag_values(options)
+        return values
+
+    def rule(self, rule_class: type[AnyRule]) -> AnyRule | None:
+        """Returns the options of a rule of the schedule; None if the optimizer does not have it."""
+        for rule in self.optimizer_rules:
+            if isinstance(rule, rule_class):
+                return rule
+        return None
 
     def value(self, name: str) -> Any:
         """Returns the value of a flag by its name, which is a variable of the caller.
@@ -380,11 +404,17 @@ def _fields(values: Mapping[str, Any]) -> dict[str, Any]:
     for attribute, group in GROUPS.items():
         names = [name for name in options_of(group) if name in remaining]
         fields[attribute] = group(**{name: remaining.pop(name) for name in names})
-    for flag, attribute in CHOSEN_OPTIONS.items():
-        options = CHOICES[flag][values.get(flag, COMMON[flag].default)]
-        fields[attribute] = {name: remaining.pop(name) for name in options}
-    if remaining:
-        raise ValueError(f"a configuration with these choices has no {', '.join(remaining)}")
+    spec = OPTIMIZERS[fields["optimization"].optimizer]
+    fields["optimizer_options"] = from_flags(spec.options, remaining)
+    fields["optimizer_rules"] = tuple(from_flags(rule, remaining) for rule in spec.rules)
+    schedule = SCHEDULES[fields["optimization"].lr_schedule]
+    fields["schedule_options"] = from_flags(schedule, remaining)
+    algorithm = ALGORITHMS[fields["communication"].allreduce]
+    fields["allreduce_options"] = from_flags(algorithm.options, remaining)
+    chosen = {**spec.flags, **options_of(schedule), **options_of(algorithm.options)}
+    unknown = [name for name in remaining if name not in chosen]
+    if unknown:
+        raise ValueError(f"a configuration with these choices has no {', '.join(unknown)}")
     return fields
 
 

@@ -19,9 +19,10 @@ from hybrid_imagenet.config.resumed_run import DECIDED_ONCE
 from hybrid_imagenet.data import datasets
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.models.depths import DEPTHS
-from hybrid_imagenet.optimizers.registry import OPTIMIZERS
+from hybrid_imagenet.optimizers.registry import OPTIMIZERS, MomentumOptions
 from hybrid_imagenet.options import Origin, format_value, options_of
-from hybrid_imagenet.schedules import mlperf, relative_step
+from hybrid_imagenet.schedules import mlperf
+from hybrid_imagenet.schedules.relative_step import relative_step
 
 if TYPE_CHECKING:
     from hybrid_imagenet.config import RunConfig
@@ -280,18 +281,18 @@ def _with_first_batch(config: RunConfig) -> RunConfig:
 
 def _with_tuned_trust_coefficient(config: RunConfig) -> RunConfig:
     """Sets --lars_eta so that the first step of LARS after warmup and ramp is the tuned one."""
-    variant = config.optimizer_options["lars_variant"]
-    if variant == "none":
+    options = config.optimizer_options
+    if options.layer_variant == "none":
         return config
     batch = derived.base_batch(config)
-    start = config.optimization.warmup_epochs + config.optimizer_options["hybrid_ramp_epochs"]
-    first_values = derived.schedule(config)(start, start, batch)
+    schedule = derived.schedule(config)
+    start = config.optimization.warmup_epochs + schedule.ramp_epochs
+    first_values = schedule(start, start, batch)
     # LARC's clip limits the step, whatever the learning rate is.
-    learning_rate = 1.0 if variant == "larc" else first_values["learning_rate"]
+    learning_rate = 1.0 if options.layer_variant == "larc" else first_values["learning_rate"]
     momentum = first_values["momentum"]
-    handover = config.optimizer_options["hybrid_handover"]
-    factor = relative_step.gradient_factor(handover, momentum)
-    step_of_eta_1 = relative_step.relative_step(learning_rate, 1.0, momentum, factor)
+    factor = options.gradient_factor(momentum)
+    step_of_eta_1 = relative_step(learning_rate, 1.0, momentum, factor)
     if step_of_eta_1 <= 0:
         return config
     return config.replace(Origin.BATCH, lars_eta=mlperf.tuned_step(batch) / step_of_eta_1)
@@ -300,9 +301,10 @@ def _with_tuned_trust_coefficient(config: RunConfig) -> RunConfig:
 def _with_mlperf_row(config: RunConfig) -> RunConfig:
     point = mlperf.point_at(derived.base_batch(config))
     learning_rate = point.lr
-    if config.origins.get("momentum") is Origin.RUN:
+    options = config.optimizer_options
+    if isinstance(options, MomentumOptions) and config.origins["momentum"] is Origin.RUN:
         # A resumed run keeps its momentum. This rate gives it the relative step of the table.
-        learning_rate *= (1 - config.optimizer_options["momentum"]) / (1 - point.momentum)
+        learning_rate *= (1 - options.momentum) / (1 - point.momentum)
     row: dict[str, Any] = {
         "lr": learning_rate,
         "lr_scaling": "none",

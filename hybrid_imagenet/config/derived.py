@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hybrid_imagenet.optimizers.registry import OPTIMIZERS
+from hybrid_imagenet.optimizers.registry import OPTIMIZERS, AdaBoundOptions
+from hybrid_imagenet.options import flag_values
 from hybrid_imagenet.schedules import batch_schedule, mlperf, training_schedule
-from hybrid_imagenet.schedules.training_schedule import scale_learning_rate
+from hybrid_imagenet.schedules.training_schedule import AdamScaling, scale_learning_rate
 
 if TYPE_CHECKING:
     from hybrid_imagenet.config import RunConfig
@@ -65,21 +66,19 @@ def sizes(network: NetworkFlags) -> batch_schedule.ImageSizes:
     return batch_schedule.parse_sizes(network.image_size_schedule, network.image_size)
 
 
-def peak_learning_rates(config: RunConfig) -> dict[str, float]:
-    """Returns the peak of each learning rate, by its flag.
+def peak_learning_rate(config: RunConfig) -> float:
+    """Returns the peak of --lr after --lr_scaling."""
+    optimization = config.optimization
+    return scale_learning_rate(
+        optimization.lr, optimization.lr_scaling, config.gpus, base_batch(config)
+    )
 
-    Returns:
-      `lr` after --lr_scaling and, if the optimizer has AdaBound, `adabound_lr`.
-    """
-    peaks = {
-        "lr": scale_learning_rate(
-            config.optimization.lr, config.optimization.lr_scaling, config.gpus, base_batch(config)
-        )
-    }
-    if "adabound_lr" in config.optimizer_options:
-        workers = config.gpus if config.optimizer_options["adabound_lr_scaling"] else 1
-        peaks["adabound_lr"] = config.optimizer_options["adabound_lr"] * workers
-    return peaks
+
+def adam_learning_rate(config: RunConfig, learning_rate: float) -> float:
+    """Returns a learning rate of Adam inside AdaBound for all GPUs."""
+    scaling = config.rule(AdamScaling)
+    is_scaled = scaling is not None and scaling.adabound_lr_scaling
+    return learning_rate * (config.gpus if is_scaled else 1)
 
 
 def schedule(config: RunConfig) -> training_schedule.Schedule:
@@ -89,17 +88,19 @@ def schedule(config: RunConfig) -> training_schedule.Schedule:
     bounds close, follows it.
     """
     method = OPTIMIZERS[config.optimization.optimizer]
+    options = config.optimizer_options
     values = config.values()
     arguments = {name: values[name] for name in training_schedule.CREATE_FLAGS if name in values}
-    arguments |= config.schedule_options
+    arguments |= flag_values(config.schedule_options)
     arguments |= {
         "epochs": schedule_end(config),
         "workers": config.gpus,
         "base_batch": base_batch(config),
         "bounded_warmup": method.bounded_warmup,
     }
-    if method.rate != "lr":
-        arguments |= {"lr": peak_learning_rates(config)[method.rate], "lr_scaling": "none"}
+    if isinstance(options, AdaBoundOptions):
+        adam_rate = adam_learning_rate(config, options.learning_rate)
+        arguments |= {"lr": adam_rate, "lr_scaling": "none"}
     return training_schedule.create(**arguments)
 
 

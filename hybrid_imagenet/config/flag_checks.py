@@ -9,13 +9,19 @@ import math
 import typing
 
 from hybrid_imagenet.comm import torus
+from hybrid_imagenet.comm.settings import GridOptions
 from hybrid_imagenet.config.derived import batches, sizes
 from hybrid_imagenet.config.flags import COMMON, DataFlags
 from hybrid_imagenet.errors import UserError, pluralize
 from hybrid_imagenet.models import keras_families
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 from hybrid_imagenet.options import Origin
-from hybrid_imagenet.schedules.training_schedule import FIXED_SCHEDULES, FLAGS_IGNORED_BY_FIXED
+from hybrid_imagenet.schedules.training_schedule import (
+    FIXED_SCHEDULES,
+    FLAGS_IGNORED_BY_FIXED,
+    MomentumRule,
+    StepDecay,
+)
 
 if typing.TYPE_CHECKING:
     from hybrid_imagenet.config import RunConfig
@@ -67,10 +73,10 @@ def _allreduce_fits(config: RunConfig) -> None:
             f"--compression=bf16 has its own exchange. Omit --allreduce={communication.allreduce},"
             " or use --compression=fp16."
         )
-    grid = config.allreduce_options.get("torus_grid")
-    if grid is not None:
+    options = config.allreduce_options
+    if isinstance(options, GridOptions) and options.torus_grid is not None:
         try:
-            torus.parse_grid(grid)
+            torus.parse_grid(options.torus_grid)
         except ValueError as error:
             raise UserError(f"--torus_grid: {error}") from None
 
@@ -102,13 +108,15 @@ def _schedule_is_possible(config: RunConfig) -> None:
                 f"--{name} cannot be combined with --lr_schedule={optimization.lr_schedule}, whose"
                 " rates are those of the paper. Omit it, and change the step with --lars_eta."
             )
-    rule = config.optimizer_options.get("momentum_rule", "constant")
-    if rule != "constant" and config.origins.get("momentum") is Origin.COMMAND_LINE:
+    rule = config.rule(MomentumRule)
+    is_momentum_set = config.origins.get("momentum") is Origin.COMMAND_LINE
+    if rule and rule.momentum_rule != "constant" and is_momentum_set:
         raise UserError(
-            f"--momentum cannot be combined with --momentum_rule={rule}, which derives it"
-            " from the batch. Omit one of them."
+            f"--momentum cannot be combined with --momentum_rule={rule.momentum_rule}, which"
+            " derives it from the batch. Omit one of them."
         )
-    steps = list(config.schedule_options.get("lr_steps", ()))
+    decay = config.schedule_options
+    steps = list(decay.lr_steps) if isinstance(decay, StepDecay) else []
     if steps != sorted(set(steps)):
         raise UserError(
             f"--lr_steps={','.join(f'{e:g}' for e in steps)} is not in ascending order. Sort the"

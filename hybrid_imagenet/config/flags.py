@@ -626,12 +626,6 @@ CHOICES: Mapping[str, Mapping[str, Mapping[str, Option]]] = {
     "allreduce": {name: options_of(known.options) for name, known in ALGORITHMS.items()},
 }
 """The options of each value of a flag that selects an implementation."""
-CHOSEN_OPTIONS = {
-    "optimizer": "optimizer_options",
-    "lr_schedule": "schedule_options",
-    "allreduce": "allreduce_options",
-}
-"""The attribute of a `RunConfig` that has the options of the chosen value of such a flag."""
 OPTIONS = COMMON | {
     name: known
     for values in CHOICES.values()

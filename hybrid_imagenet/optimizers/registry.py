@@ -19,6 +19,7 @@ from hybrid_imagenet.schedules.training_schedule import (
     BoundedWarmup,
     LinearWarmup,
     MomentumRule,
+    Rule,
     WarmupFromZero,
 )
 
@@ -306,7 +307,7 @@ class OptimizerSpec:
       options: the dataclass of its options.
       phases: the name of the update rule in each phase of the schedule, as reports show it; with
         two phases, the first is a warmup with closing bounds.
-      extra_option_classes: dataclasses of the options that a run with this optimizer has too.
+      rules: dataclasses of the options of the schedule that a run with this optimizer has too.
       rate: name of the flag from which the peak learning rate is computed.
       relative_rate: whether the rate is how far a layer moves in an update, as a part of its norm.
       weight_decay: of a run without --weight_decay. The classes have Keras's defaults: they decay
@@ -318,7 +319,7 @@ class OptimizerSpec:
     constructor: str
     options: type[Options]
     phases: tuple[str, ...]
-    extra_option_classes: tuple[type, ...] = (LinearWarmup, MomentumRule)
+    rules: tuple[type[Rule], ...] = (LinearWarmup, MomentumRule)
     rate: str = "lr"
     relative_rate: bool = False
     weight_decay: float = 1e-4
@@ -333,7 +334,7 @@ class OptimizerSpec:
     def flags(self) -> Mapping[str, Option]:
         """Options by flag: those of this optimizer, and of its warmup and momentum rules."""
         options: dict[str, Option] = {}
-        for option_class in (self.options, *self.extra_option_classes):
+        for option_class in (self.options, *self.rules):
             options |= options_of(option_class)
         options["weight_decay"] = dataclasses.replace(
             options["weight_decay"], default=self.weight_decay

@@ -106,6 +106,10 @@ class AdamScaling:
     )
 
 
+Rule = LinearWarmup | WarmupFromZero | BoundedWarmup | MomentumRule | AdamScaling
+"""Options of a schedule that only some optimizers have."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Decay:
     """A schedule of the learning rate; its fields are its options.

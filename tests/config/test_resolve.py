@@ -19,7 +19,7 @@ def test_resolve_uses_the_value_of_the_later_source(tmp_path):
     resolved = config.resolve(["--flagfile", str(outer), "--epochs=30", "--nozero_last_gamma"])
     assert (resolved.run.epochs, resolved.origins["epochs"]) == (30, Origin.COMMAND_LINE)
     assert (resolved.run.seed, resolved.origins["seed"]) == (4, Origin.FLAGFILE)
-    assert (resolved.optimizer_options["momentum"], resolved.origins["momentum"]) == (
+    assert (resolved.value("momentum"), resolved.origins["momentum"]) == (
         0.8,
         Origin.FLAGFILE,
     )
@@ -38,14 +38,14 @@ def test_resolve_accepts_dashes_as_underscores(tmp_path):
     resolved = config.resolve([*arguments, "--torus-grid=1x1", "--allreduce=torus"])
     assert (
         resolved.optimization.warmup_epochs,
-        resolved.optimizer_options["lars_eta"],
+        resolved.value("lars_eta"),
         resolved.run.run_dir,
     ) == (
         3.0,
         0.5,
         "a-b",
     )
-    assert (resolved.network.zero_last_gamma, resolved.allreduce_options["torus_grid"]) == (
+    assert (resolved.network.zero_last_gamma, resolved.value("torus_grid")) == (
         False,
         "1x1",
     )
@@ -257,7 +257,7 @@ def test_replace_changes_flags_of_several_groups_and_their_origins():
     resolved = config.resolve(["--optimizer=sgd"])
     changed = resolved.replace(Origin.DATA, epochs=3, dataset="digits", momentum=0.5)
     assert (changed.run.epochs, changed.data.dataset) == (3, "digits")
-    assert changed.optimizer_options["momentum"] == 0.5
+    assert changed.value("momentum") == 0.5
     assert changed.origins["dataset"] is Origin.DATA
     assert changed.network == resolved.network
 

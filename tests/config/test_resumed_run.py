@@ -151,31 +151,27 @@ def test_resume_of_hybrid_on_more_ranks_derives_the_trust_coefficient_again(tmp_
     begun = begin(tmp_path, "--recipe=hybrid", ranks=2)
     again = resume(tmp_path, ranks=3)
     assert (
-        again.optimizer_options["lars_eta"]
-        == config.resolve(["--recipe=hybrid"], 3).optimizer_options["lars_eta"]
-        != begun.optimizer_options["lars_eta"]
+        again.value("lars_eta")
+        == config.resolve(["--recipe=hybrid"], 3).value("lars_eta")
+        != begun.value("lars_eta")
     )
-    assert settings(again) == settings(begun) | {"lars_eta": again.optimizer_options["lars_eta"]}
+    assert settings(again) == settings(begun) | {"lars_eta": again.value("lars_eta")}
 
 
 def test_resume_of_hybrid_on_more_ranks_keeps_a_trust_coefficient_that_was_set(tmp_path):
     begin(tmp_path, "--recipe=hybrid", "--lars_eta=0.02")
-    assert resume(tmp_path, ranks=3).optimizer_options["lars_eta"] == 0.02
+    assert resume(tmp_path, ranks=3).value("lars_eta") == 0.02
 
 
 def test_resume_of_mlperf_lars_on_fewer_ranks_derives_only_the_learning_rate_again(tmp_path):
     begun = begin(tmp_path, *MLPERF, ranks=32)
     new = config.resolve(MLPERF, 24)
-    assert (new.run.epochs, new.optimizer_options["weight_decay"]) != (
+    assert (new.run.epochs, new.value("weight_decay")) != (
         begun.run.epochs,
-        begun.optimizer_options["weight_decay"],
+        begun.value("weight_decay"),
     )
     # The relative step follows from the new batch, with the momentum of the run.
-    rate = (
-        new.optimization.lr
-        * (1 - begun.optimizer_options["momentum"])
-        / (1 - new.optimizer_options["momentum"])
-    )
+    rate = new.optimization.lr * (1 - begun.value("momentum")) / (1 - new.value("momentum"))
     # The second resume derives the same values as the first.
     for _ in range(2):
         again = resume(tmp_path, ranks=24)
@@ -191,7 +187,7 @@ def test_resume_of_mlperf_lars_on_fewer_ranks_derives_only_the_learning_rate_aga
 def test_resume_of_mlperf_lars_on_fewer_ranks_keeps_a_learning_rate_that_was_set(tmp_path):
     begin(tmp_path, *MLPERF, "--lr=3", "--momentum=.8", ranks=32)
     again = resume(tmp_path, ranks=24)
-    assert (again.optimization.lr, again.optimizer_options["momentum"]) == (3.0, 0.8)
+    assert (again.optimization.lr, again.value("momentum")) == (3.0, 0.8)
 
 
 def test_resume_notes_a_default_that_has_changed_since(tmp_path, monkeypatch, capsys):

@@ -44,10 +44,8 @@ def test_arms_of_a_study_differ_only_in_the_flags_compared(study, first, second,
 
 def test_decoupled_and_coupled_decay_of_the_study_are_equally_strong():
     decoupled, coupled = (resolve_arm("short-parts", name) for name in ("short", "coupled"))
-    assert decoupled.optimizer_options["weight_decay"] == pytest.approx(
-        coupled.optimization.lr
-        * coupled.optimizer_options["weight_decay"]
-        / (1 - coupled.optimizer_options["momentum"])
+    assert decoupled.value("weight_decay") == pytest.approx(
+        coupled.optimization.lr * coupled.value("weight_decay") / (1 - coupled.value("momentum"))
     )
 
 
@@ -130,16 +128,12 @@ def test_points_of_the_handover_have_the_settings_in_their_names(study, gpus):
         factor, step = point.at
         resolved = resolve_arm(study, "handover", *point.flags)
         assert factor == ADAM_RATES[point.label.partition(",")[0]](gpus)
-        assert resolved.optimizer_options["adabound_lr"] == pytest.approx(0.001 * factor, rel=1e-3)
-        assert resolved.optimizer_options["lars_eta"] == pytest.approx(
-            step * base.optimizer_options["lars_eta"], rel=1e-3
-        )
+        assert resolved.value("adabound_lr") == pytest.approx(0.001 * factor, rel=1e-3)
+        assert resolved.value("lars_eta") == pytest.approx(step * base.value("lars_eta"), rel=1e-3)
         assert resolved.optimization.lr_schedule == (
             "exponential" if "kappa" in point.label else "poly"
         )
-        assert resolved.optimizer_options["hybrid_ramp_epochs"] == float(
-            point.label.rsplit(" ", 1)[1]
-        )
+        assert resolved.value("hybrid_ramp_epochs") == float(point.label.rsplit(" ", 1)[1])
 
 
 def test_adabound_with_a_scaled_gamma_ends_as_close_to_sgd_as_on_imagenet():
@@ -147,7 +141,7 @@ def test_adabound_with_a_scaled_gamma_ends_as_close_to_sgd_as_on_imagenet():
     resolved = resolve_arm("rate-curves", "adabound", *arm.points[1].flags)
     plan = print_config.plan_epochs(run_plan.make(resolved), 60_000 - questions.TUNING)
     assert sum(row.steps for row in plan) == rate_curves.UPDATES
-    here = adabound_bounds(rate_curves.UPDATES, 1.0, resolved.optimizer_options["adabound_gamma"])
+    here = adabound_bounds(rate_curves.UPDATES, 1.0, resolved.value("adabound_gamma"))
     imagenet = adabound_bounds(rate_curves.IMAGENET_UPDATES, 1.0, 0.001)
     assert here == pytest.approx(imagenet, rel=1e-3)
     assert here == pytest.approx((0.95, 1.05), abs=0.005)

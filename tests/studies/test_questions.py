@@ -35,12 +35,12 @@ def test_points_of_a_tuned_study_have_the_relative_step_in_their_names(study, ar
     if resolved.optimization.optimizer == "sgd":
         rate = run_plan.make(resolved).optimizer.options.learning_rate
         assert float(point.label) == pytest.approx(
-            rate / (1 - resolved.optimizer_options["momentum"]), rel=6e-3
+            rate / (1 - resolved.value("momentum")), rel=6e-3
         )
         return
     # The step decays until LARS is completely blended in.
-    rest = questions.KAPPA ** resolved.optimizer_options.get("hybrid_ramp_epochs", 0)
-    if resolved.schedule_options.get("lr_decay_exponent") == "epoch":
+    rest = questions.KAPPA ** run_plan.make(resolved).schedule.values.ramp_epochs
+    if getattr(resolved.schedule_options, "lr_decay_exponent", None) == "epoch":
         rest = questions.KAPPA ** (questions.WARMUP + 1)
     assert float(point.label) * rest == pytest.approx(top.value, rel=0.06)
 

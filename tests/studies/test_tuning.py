@@ -46,7 +46,7 @@ def trained(monkeypatch):
         before = trial_runs.read(cell)
         if before.status in (trial_runs.FINISHED, trial_runs.DIVERGED):
             return before, False
-        is_a = values.optimizer_options["momentum"] == 0.9
+        is_a = values.value("momentum") == 0.9
         if values.optimization.lr == 0.1 and not is_a:
             support.ended(cell, 3)
             return trial_runs.read(cell), True
