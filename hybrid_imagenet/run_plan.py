@@ -77,7 +77,7 @@ class ReadingPlan:
 
 @dataclasses.dataclass(frozen=True)
 class DataPlan:
-    """Which images are trained on, and how they are changed.
+    """The training images, and how they are changed.
 
     Attributes:
       dataset: Name of the dataset.
@@ -135,7 +135,7 @@ class NetworkPlan:
 
     @property
     def architecture(self) -> dict[str, Any]:
-        """What decides which variables a network has, by the keys of a checkpoint."""
+        """The settings that decide which variables there are, by the keys of a checkpoint."""
         return {
             "model": self.model,
             "width": self.width,
@@ -279,7 +279,7 @@ class CheckpointPlan:
 
 @dataclasses.dataclass(frozen=True)
 class RecordingPlan:
-    """What a start of the run writes and prints.
+    """The files and messages of a start of the run.
 
     Attributes:
       recipe: Name of the recipe, which the default directory has.
@@ -295,7 +295,7 @@ class RecordingPlan:
       tracker_project: Its project, or None for the default one.
       target_was_set: Whether somebody has set `ValidationPlan.target_top1`.
       single_gpu_images_per_second: Speed of one GPU alone, or None.
-      stall_timeout: Seconds without progress after which the job ends; 0 for no limit.
+      stall_timeout: Seconds without progress after which the job stops; 0 for no limit.
       settings: What config.json stores about the flags, see `RunConfig.stored`.
       smaller_batch_advice: Sentence for a run whose batch does not fit into memory.
     """
@@ -334,7 +334,7 @@ class RunPlan:
       max_steps: Limit on the steps of the run, or None.
       batches: Batch of a worker in each epoch.
       image_sizes: Side of training images in each epoch.
-      data: Which images are trained on.
+      data: The training images.
       network: The network.
       step: The compiled training step.
       optimizer: The optimizer.
@@ -342,7 +342,7 @@ class RunPlan:
       communication: How the ranks communicate.
       validation: When and how the network is validated.
       checkpoints: When checkpoints are saved.
-      recording: What a start of the run writes and prints.
+      recording: The files and messages of a start of the run.
     """
 
     title: str = dataclasses.field(compare=False)
@@ -391,7 +391,7 @@ class RunPlan:
         return self.batches.at(epoch).global_batch(self.workers)
 
     def length(self, order: SampleOrder) -> RunLength:
-        """Returns where the run ends.
+        """Returns where the run stops.
 
         Args:
           order: Order of the training examples.

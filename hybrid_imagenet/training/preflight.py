@@ -53,8 +53,8 @@ class Findings:
       plan: Plan of the run.
       check_lines: a line for each check.
       warnings: a line for each warning.
-      notes: lines on the recipe if nobody has chosen it, and on what has changed since the run
-        began.
+      notes: lines on the recipe if no flag has chosen it, and on the difference between the
+        plans of a resumed run.
       num_classes: number of classes of the dataset; None if it is not known yet.
     """
 
