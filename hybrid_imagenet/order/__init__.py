@@ -288,8 +288,9 @@ def evaluation_batches(
 def keras_dataset(sampler: ExactBatchSampler, load: Callable[[Indices], Any]) -> ExactDataset:
     """Creates a `keras.utils.PyDataset` with which `fit` can resume inside an epoch.
 
-    Save `sampler.state_dict()` together with the model, in a callback after `counter`. To save both
-    after whole epochs, use `hi.callbacks.Checkpoint(directory, order=sampler)`.
+    `hi.callbacks.Checkpoint(directory, order=sampler)` saves the model and the position, after each
+    epoch and inside it. To save with a callback of your own, store `sampler.state_dict()` together
+    with the model, in a callback after `counter`.
 
     Example:
       batches = keras_dataset(sampler, lambda examples: (images[examples], labels[examples]))
