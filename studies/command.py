@@ -28,7 +28,7 @@ from studies.full_form import FULL_FORM, FULL_FORM_SMALL
 from studies.handover import HANDOVER, HANDOVER_256
 from studies.optimizers import OPTIMIZERS_BY_BATCH
 from studies.questions import ACCURACY_BY_BATCH, WARMUP_METHOD
-from studies.rate_curves import RATE_CURVES
+from studies.rate_curves import ADABOUND_BOUNDS_256, RATE_CURVES
 from studies.recipe_step import RECIPE_STEP
 from studies.recorded_runs import Records
 from studies.results import ArmResults
@@ -47,6 +47,7 @@ STUDIES = OF_PAPERS | {
             DECAY_2048,
             FIGURE_3_1,
             RATE_CURVES,
+            ADABOUND_BOUNDS_256,
         ),
         *(HANDOVER, HANDOVER_256, SHORT_PARTS),
         RECIPE_STEP,

@@ -5,16 +5,21 @@ relative steps for hybrid. Here every rate of every arm has three seeds, and the
 of a curve fitted to all of them. The tuning runs are in a separate CSV file.
 
 AdaBound's bounds close here as far as on ImageNet. They depend on gamma times the number of the
-update, so gamma grows by as much as the run is shorter.
+update, so gamma grows by as much as the run is shorter. `adabound-bounds-256` runs AdaBound alone
+with such bounds at a batch of 256, next to the runs of `figure-3-1`.
 """
 
 from __future__ import annotations
 
+import dataclasses
+
 from hybrid_imagenet.schedules import mlperf
 from studies.base import Arm, Claim, Point, Study
+from studies.figure_3_1 import FIGURE_3_1
 from studies.optimizers import OPTIMIZERS
 from studies.questions import (
     BASE,
+    BATCHES,
     EPOCHS,
     GPU_IMAGES,
     GRADUAL,
@@ -40,6 +45,18 @@ def scaled_gamma(updates: int) -> float:
     return ADABOUND_GAMMA * IMAGENET_UPDATES / updates
 
 
+def _adabound(
+    workers: int, updates: int, rates: tuple[float, ...], flags: tuple[str, ...] = ()
+) -> Arm:
+    """AdaBound alone; the bounds close on `rates`, the learning rates of SGD for each GPU."""
+    return Arm(
+        "adabound",
+        "AdaBound, bounds that close",
+        (*flags, "--optimizer=adabound", f"--adabound_gamma={scaled_gamma(updates):.4g}"),
+        points=tuple(Point(f"{rate * workers:.3g}", (f"--lr={rate:g}",)) for rate in rates),
+    )
+
+
 _WORKERS = LARGE // GPU_IMAGES
 _ARMS = (
     Arm(
@@ -57,12 +74,7 @@ _ARMS = (
         about=True,
         points=sgd_points(LARGE, (4.0, 8.0, 16.0, 32.0, 64.0)),
     ),
-    Arm(
-        "adabound",
-        "AdaBound, bounds that close",
-        ("--optimizer=adabound", f"--adabound_gamma={scaled_gamma(UPDATES):.4g}"),
-        points=tuple(Point(f"{rate * _WORKERS:.3g}", (f"--lr={rate:g}",)) for rate in FINAL_RATES),
-    ),
+    _adabound(_WORKERS, UPDATES, FINAL_RATES),
     Arm(
         "nesterov",
         OPTIMIZERS["nesterov"][0],
@@ -103,4 +115,37 @@ RATE_CURVES = Study(
     base=(*BASE, "--target_top1=0.8", *gpus(LARGE)),
     tuning_seeds=3,
     race=True,
+)
+
+SMALL = BATCHES[1]
+SMALL_UPDATES = EPOCHS * (60_000 - TUNING) // SMALL + 1
+SMALL_RATES = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
+"""The first five are `FINAL_RATES`. The largest of them was best, so two more followed."""
+_SMALL_WORKERS = SMALL // GPU_IMAGES
+
+ADABOUND_BOUNDS_256 = Study(
+    name="adabound-bounds-256",
+    title="AdaBound alone with bounds that close, batch 256",
+    source="Lu, Lu, Liang, hybrid gradient computing, 3.2.1, Fig. 3.1",
+    statement="AdaBound alone is less accurate than gradual warmup + SGD and than hybrid.",
+    arms=(
+        _adabound(_SMALL_WORKERS, SMALL_UPDATES, SMALL_RATES, gpus(SMALL)),
+        *(
+            dataclasses.replace(arm, name=arm.name.removesuffix(f"_{SMALL}"))
+            for arm in FIGURE_3_1.arms
+            if arm.name in (f"hybrid_{SMALL}", f"sgd_kappa_{SMALL}")
+        ),
+    ),
+    claims=(Claim("sgd_kappa", "adabound"), Claim("hybrid", "adabound")),
+    notes=(
+        (
+            f"Batch {SMALL} on {_SMALL_WORKERS} virtual GPUs, {SMALL_UPDATES} updates. Hybrid and"
+            " SGD have the flags and the seeds of `figure-3-1`."
+        ),
+        (
+            f"AdaBound has gamma = {scaled_gamma(SMALL_UPDATES):.4g} per update. The table shows"
+            " SGD's rate, at which the bounds close. Adam's rate is 0.001."
+        ),
+    ),
+    base=(*BASE, "--target_top1=0.8"),
 )

@@ -27,6 +27,7 @@ ADABOUND_1024 = ("figure-3-1", "adabound_1024")
 NESTEROV_1024 = ("handover", "nesterov")
 CHOSEN_1024 = ("handover", "handover")
 ADABOUND_CLOSED = ("rate-curves", "adabound")
+ADABOUND_CLOSED_256 = ("adabound-bounds-256", "adabound")
 NESTEROV_TUNED = ("rate-curves", "nesterov")
 CHOSEN_256 = ("handover-256", "handover")
 T_256 = "warmup-epochs-256"
@@ -338,6 +339,38 @@ def test_row_of_adabound_with_closing_bounds_follows_from_the_runs(other, label,
     text = "<0.001" if p < 0.001 else f"{p:.3f}" if p < 0.01 else f"{p:.2f}"
     row = f"| {label} | {paired} | {unpaired} | {others} of 15 | {text} |"
     assert row in FIGURE.read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("other", "label", "paired", "unpaired", "pages"),
+    [
+        (
+            ("figure-3-1", "sgd_kappa_256"),
+            "gradual warmup + SGD, kappa",
+            "+0.36 ± 0.53",
+            "+0.19 ± 0.63",
+            [CLAIMS, PAPERS, STUDIES],
+        ),
+        (
+            ("figure-3-1", "adabound_256"),
+            "AdaBound with bounds that stay open",
+            "+2.33 ± 0.84",
+            "+2.41 ± 0.63",
+            [],
+        ),
+        (("figure-3-1", "hybrid_256"), "hybrid", "+0.53 ± 0.62", "+0.61 ± 0.61", [CLAIMS]),
+    ],
+)
+def test_row_of_adabound_with_closing_bounds_at_256_follows_from_the_runs(
+    other, label, paired, unpaired, pages
+):
+    closed = runs(*ADABOUND_CLOSED_256)
+    assert len(closed) == 7
+    check(difference(ADABOUND_CLOSED_256, other), paired, [FIGURE, *pages])
+    found = welch(list(map(top1, closed.values())), list(map(top1, runs(*other).values())))
+    check(found, unpaired, [FIGURE])
+    assert f"| {label} | {paired} | {unpaired} |" in FIGURE.read_text().splitlines()
+    check(mean_of(ADABOUND_CLOSED_256), "85.97 ± 0.61", [FIGURE])
 
 
 def test_quoted_accuracy_of_adabound_with_closing_bounds_follows_from_the_runs():

@@ -136,12 +136,19 @@ def test_points_of_the_handover_have_the_settings_in_their_names(study, gpus):
         assert resolved.value("hybrid_ramp_epochs") == float(point.label.rsplit(" ", 1)[1])
 
 
-def test_adabound_with_a_scaled_gamma_ends_as_close_to_sgd_as_on_imagenet():
-    arm = arm_of("rate-curves", "adabound")
-    resolved = resolve_arm("rate-curves", "adabound", *arm.points[1].flags)
+@pytest.mark.parametrize(
+    ("study", "updates"),
+    [
+        ("rate-curves", rate_curves.UPDATES),
+        ("adabound-bounds-256", rate_curves.SMALL_UPDATES),
+    ],
+)
+def test_adabound_with_a_scaled_gamma_ends_as_close_to_sgd_as_on_imagenet(study, updates):
+    arm = arm_of(study, "adabound")
+    resolved = resolve_arm(study, "adabound", *arm.points[1].flags)
     plan = print_config.plan_epochs(run_plan.make(resolved), 60_000 - questions.TUNING)
-    assert sum(row.steps for row in plan) == rate_curves.UPDATES
-    here = adabound_bounds(rate_curves.UPDATES, 1.0, resolved.value("adabound_gamma"))
+    assert sum(row.steps for row in plan) == updates
+    here = adabound_bounds(updates, 1.0, resolved.value("adabound_gamma"))
     imagenet = adabound_bounds(rate_curves.IMAGENET_UPDATES, 1.0, 0.001)
     assert here == pytest.approx(imagenet, rel=1e-3)
     assert here == pytest.approx((0.95, 1.05), abs=0.005)
