@@ -91,15 +91,30 @@ class Layout:
           rows: float32 [rows, ROW_SIZE].
           unaligned_values: result of the method `unaligned_values`, if it exists already.
         """
-        pieces = tf.split(tf.reshape(rows, [-1]), self._padded_counts)
-        if unaligned_values is None:
-            unaligned_values = self.unaligned_values(rows)
-        copies = dict(zip(self.unaligned, unaligned_values, strict=True))
+        return self._unpack_vector(tf.reshape(rows, [-1]), unaligned_values)
+
+    def _unpack_vector(
+        self, vector: tf.Tensor, unaligned_values: Sequence[tf.Tensor] | None = None
+    ) -> dict[int, tf.Tensor]:
+        """Does the same as `unpack` for the rows as one vector.
+
+        A single operation splits off the variables and what fills up their rows, because tracing a
+        slice of each of the many small variables takes longer.
+        """
+        sizes = []
+        for count, padded in zip(self._counts, self._padded_counts, strict=True):
+            # A piece that is not aligned would make TensorFlow copy all of them.
+            is_aligned = count % _ALIGNMENT == 0
+            sizes += [count, padded - count] if is_aligned else [padded, 0]
+        pieces = tf.split(vector, sizes)[::2]
+        copies: dict[int, tf.Tensor] = {}
+        if unaligned_values is not None:
+            copies = dict(zip(self.unaligned, unaligned_values, strict=True))
         values = {}
         for i, count, piece in zip(self.order, self._counts, pieces, strict=True):
             if i in copies:
                 piece = copies[i]
-            elif round_up_to_rows(count) > count:
+            elif count % _ALIGNMENT:
                 piece = tf.slice(piece, [0], [count])
             values[i] = _reshaped(piece, self.shapes[i])
         return values
@@ -108,8 +123,8 @@ class Layout:
         """Returns the gradients in buckets by position of the variable, float32, in its shape."""
         gradients: dict[int, tf.Tensor] = {}
         for bucket, members in zip(packed.buckets, packed.members, strict=True):
-            rows = tf.reshape(tf.cast(bucket, tf.float32), [-1, ROW_SIZE])
-            gradients |= Layout(self.shapes, members).unpack(rows)
+            vector = tf.cast(bucket, tf.float32)
+            gradients |= Layout(self.shapes, members)._unpack_vector(vector)
         return gradients
 
     @property

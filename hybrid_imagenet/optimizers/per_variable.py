@@ -102,7 +102,7 @@ class PerVariableExecutor(UpdateExecutor):
             new = update_small(old, small_layout.pack(grads), *step)
             for name, rows in new.items():
                 for position, value in small_layout.unpack(rows).items():
-                    variables[name][position].value.assign(value)
+                    variables[name][position].value.assign(value, read_value=False)
         return outcome
 
     def _update_large_variable(
@@ -123,7 +123,7 @@ class PerVariableExecutor(UpdateExecutor):
             old = {name: variable.read_value() for name, variable in variables.items()}
             new = self._apply_rule(grad, old, ctx, prepared, scaling.clip_factor)
             for name, variable in variables.items():
-                variable.assign(new[name])
+                variable.assign(new[name], read_value=False)
 
         # A mask as in `packed` would take a third longer here.
         tf.cond(is_finite, update, lambda: None)

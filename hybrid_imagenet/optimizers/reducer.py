@@ -276,13 +276,17 @@ def pack(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 
     A row has `comm.packing.ROW_SIZE` elements.
     """
+    zeros: dict[int, tf.Tensor] = {}
     pieces = []
     for tensor in tensors:
         count = tensor.shape.num_elements()
-        pieces.append(tf.reshape(tensor, [-1]))
+        # Most gradients are vectors, and tracing an operation for each takes time.
+        pieces.append(tensor if tensor.shape.rank == 1 else tf.reshape(tensor, [-1]))
         padding = round_up_to_rows(count) - count
         if padding:
-            pieces.append(tf.zeros([padding], tensor.dtype))
+            if padding not in zeros:
+                zeros[padding] = tf.zeros([padding], tensor.dtype)
+            pieces.append(zeros[padding])
     return tf.concat(pieces, 0) if len(pieces) > 1 else pieces[0]
 
 
@@ -301,15 +305,17 @@ def pack_for_allreduce(grads: Sequence[tf.Tensor], ranks: int, wire_dtype: str) 
       A vector of dtype `wire_dtype`; see `pack`.
     """
 
-    def scale_and_pack(*gradients: tf.Tensor) -> tf.Tensor:
-        vector = pack([tf.cast(gradient, tf.float32) for gradient in gradients])
+    def scale(gradient: tf.Tensor) -> tf.Tensor:
         if ranks > 1:
-            vector = vector / float(ranks)
-        return tf.cast(vector, wire_dtype)
+            gradient = gradient / float(ranks)
+        return tf.cast(gradient, wire_dtype)
+
+    def pack_and_scale(*gradients: tf.Tensor) -> tf.Tensor:
+        return scale(pack([tf.cast(gradient, tf.float32) for gradient in gradients]))
 
     if xla.has_gpu():
-        return xla.compile_on_gpu(scale_and_pack)(*grads)
-    return pack([scale_and_pack(grad) for grad in grads])
+        return xla.compile_on_gpu(pack_and_scale)(*grads)
+    return pack([scale(tf.cast(grad, tf.float32)) for grad in grads])
 
 
 def check_gradients(grads: Sequence[tf.Tensor], names: Sequence[str]) -> None:

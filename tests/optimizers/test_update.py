@@ -231,6 +231,21 @@ def test_unpack_returns_views_that_can_be_assigned_separately():
     np.testing.assert_array_equal(variables[2].numpy(), before[2])
 
 
+def test_unpack_of_many_small_variables_splits_them_off_by_one_operation():
+    layout = Layout([(64,)] * 50, range(50))
+    pieces = layout.unpack(layout.pack([tf.fill([64], float(i)) for i in range(50)]))
+    for i, piece in pieces.items():
+        np.testing.assert_array_equal(piece.numpy(), np.full(64, i, np.float32))
+
+    unpack = tf.function(lambda rows: list(layout.unpack(rows).values()), autograph=False)
+    graph = unpack.get_concrete_function(tf.TensorSpec([50, 1024])).graph
+    operations = [op.type for op in graph.get_operations()]
+    assert operations.count("SplitV") == 1
+    # Each other operation would take time to trace, for each of the variables.
+    assert set(operations) - {"Const", "Identity"} == {"Placeholder", "Reshape", "SplitV"}
+    assert operations.count("Reshape") == 1
+
+
 def test_square_sums_of_packed_variables_equal_those_of_each_variable():
     layout = Layout(SHAPES, [6, 4, 3, 2, 1, 0])
     values = [
