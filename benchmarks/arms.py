@@ -437,10 +437,6 @@ def _begin_next_turn(running: Sequence[RunningArm], *, is_patient: bool) -> None
         waiting[0].begin_turn(others_warming_up)
 
 
-def _skip_reason(row: Mapping[str, Any]) -> str:
-    return str(row.get("skipped") or "the peer is not installed").rstrip(".")
-
-
 def _outcome(running_arm: RunningArm) -> Row:
     """Returns the row of an arm that ended: a benchmark's JSON, a run's summary, or its code."""
     folder = running_arm.folder
@@ -457,7 +453,9 @@ def _outcome(running_arm: RunningArm) -> Row:
             row = files.read_json(folder / name)
     # The next start runs it again, perhaps with another --peer_python.
     if row.get("skipped") or row.get("peers") == {}:
-        return {"status": NOT_RUN, "reason": f"{_skip_reason(row)}; pass --peer_python"}
+        # The rest of the text is about options of another command.
+        reason = str(row.get("skipped") or "the peer is not installed").partition(". ")[0]
+        return {"status": NOT_RUN, "reason": f"{reason}; pass --peer_python"}
     return {
         **scaling.parse_result(log),
         **row,

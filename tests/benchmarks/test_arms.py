@@ -105,14 +105,20 @@ def test_arms_started_again_run_only_what_is_missing(run, tmp_path):
     assert [row["status"] for row in rows.values()] == ["failed", "measured"]
 
 
-@pytest.mark.parametrize("row", [{"skipped": "JAX is absent."}, {"peers": {}}])
-def test_arm_that_was_skipped_is_not_run_and_is_repeated_by_the_next_start(run, tmp_path, row):
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"skipped": "JAX is absent. Pass --python."}, "JAX is absent"),
+        ({"peers": {}}, "the peer is not installed"),
+    ],
+)
+def test_skipped_arm_is_not_run_and_is_repeated_by_the_next_start(run, tmp_path, row, reason):
     # Words of a command line are templates.
     text = json.dumps(row).replace("{", "{{").replace("}", "}}")
     program = f"open('{tmp_path}/out/jax/row.json', 'w').write('{text}')"
     first = run(fake("jax", program))["jax"]
     assert first["status"] == "not run"
-    assert first["verdict"].endswith("; pass --peer_python")
+    assert first["verdict"] == f"not run: {reason}; pass --peer_python"
     assert run(fake("jax", "pass"))["jax"]["status"] == "measured"
 
 
