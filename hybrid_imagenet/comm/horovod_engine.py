@@ -11,7 +11,7 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from hybrid_imagenet.cluster import hosts
-from hybrid_imagenet.cluster.environment import placement
+from hybrid_imagenet.cluster.environment import read_placement
 from hybrid_imagenet.comm.collectives import Collectives
 from hybrid_imagenet.comm.connected import ConnectedRanks
 from hybrid_imagenet.comm.settings import ALGORITHMS, CommunicationSettings
@@ -31,41 +31,46 @@ class HorovodCommunicator(ConnectedRanks):
     reusable_names = True
 
     def __init__(
-        self, settings: CommunicationSettings, others: Sequence[CommunicationSettings] = ()
+        self,
+        settings: CommunicationSettings,
+        additional_settings: Sequence[CommunicationSettings] = (),
     ) -> None:
         """Connects to the other ranks, after the environment has been configured.
 
         Args:
           settings: How gradients are sent.
-          others: Settings of further reductions, whose groups Horovod must know at its start.
+          additional_settings: Settings of further reductions, whose groups Horovod must know at its
+            start.
 
         Raises:
           UserError: If the algorithm or grid does not fit the ranks and their hosts.
         """
-        place = placement()
-        self.collectives = HorovodCollectives(place.size)
+        placement = read_placement()
+        self.collectives = HorovodCollectives(placement.size)
         self._host_collectives = self.collectives
         nccl = _configure_horovod(settings)
         own_key = hosts.host_key()
-        gathered = hosts.gather_by_mpi([*own_key, str(settings.neighbors)], place.size)
+        gathered = hosts.gather_by_mpi([*own_key, str(settings.neighbors)], placement.size)
         host_keys = [strings[: len(own_key)] for strings in gathered]
         # The number of rank 0 counts, because only rank 0 may know the run that is resumed, and
         # with it the batch size.
         group_size = int(gathered[0][-1])
-        self._neighbor_group = self._create_neighbor_group(group_size, place.rank, place.size)
+        self._neighbor_group = self._create_neighbor_group(
+            group_size, placement.rank, placement.size
+        )
         native_algorithm = nccl and _horovod_supports_natively(
             settings, hosts.unique_host_names(host_keys)
         )
         if native_algorithm:
             os.environ.setdefault("HOROVOD_TORUS_ALLREDUCE", "1")
-        self._set_topology(place, host_keys)
+        self._set_topology(placement, host_keys)
         selector = self.make_selector(settings, native_algorithm=native_algorithm)
-        for other in others:
+        for each_settings in additional_settings:
             # Its only purpose here is to create the groups of its algorithm before Horovod starts.
-            self.make_selector(other)
+            self.make_selector(each_settings)
         if not hvd.is_initialized():
             hvd.init(process_sets=self.collectives.process_sets())
-        hosts.check_connected_size(hvd.size(), place.size)
+        hosts.check_connected_size(hvd.size(), placement.size)
         self._set_gradient_exchange(settings, selector, nccl)
         if nccl and self.rank == 0 and settings.allreduce != "ring":
             message = _NATIVE_MESSAGE if native_algorithm else _COMPOSED_MESSAGE

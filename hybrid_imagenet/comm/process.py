@@ -35,7 +35,7 @@ from hybrid_imagenet.cluster.environment import (
     Placement,
     configure_environment,
     configure_tensorflow,
-    placement,
+    read_placement,
 )
 from hybrid_imagenet.comm import lost_rank
 from hybrid_imagenet.comm.communicator import Communicator
@@ -74,7 +74,7 @@ def start(
     settings: CommunicationSettings | None = None,
     *,
     threads: int | None = None,
-    others: Sequence[CommunicationSettings] = (),
+    additional_settings: Sequence[CommunicationSettings] = (),
     persistent_batch_norm: bool = True,
 ) -> Communicator:
     """Prepares this process as a rank and connects it to the other ranks.
@@ -86,8 +86,8 @@ def start(
       settings: How gradients are sent; default settings if None.
       threads: Number of threads of TensorFlow's operations on this rank. By default the cores of
         the host are divided among its ranks.
-      others: Settings of further reductions that the program will create. Their groups of ranks
-        must exist when Horovod starts.
+      additional_settings: Settings of further reductions that the program will create. Their
+        groups of ranks must exist when Horovod starts.
       persistent_batch_norm: See `gpus.configure_gpu_environment`. It is ignored with
         `CommunicationSettings.deterministic`.
 
@@ -100,14 +100,14 @@ def start(
         and hosts.
     """
     settings = settings or CommunicationSettings()
-    check_grids(placement(), (settings, *others))
-    check_trust(placement(), settings.engine)
+    check_grids(read_placement(), (settings, *additional_settings))
+    check_trust(read_placement(), settings.engine)
     persistent = persistent_batch_norm and not settings.deterministic
-    place = configure_process(threads, persistent_batch_norm=persistent)
-    return connect(place, settings, others)
+    placement = configure_process(threads, persistent_batch_norm=persistent)
+    return connect(placement, settings, additional_settings)
 
 
-def check_grids(place: Placement, settings: Sequence[CommunicationSettings]) -> None:
+def check_grids(placement: Placement, settings: Sequence[CommunicationSettings]) -> None:
     """Raises UserError if a grid of the settings does not hold all ranks."""
     for each_settings in settings:
         options = each_settings.options
@@ -115,21 +115,21 @@ def check_grids(place: Placement, settings: Sequence[CommunicationSettings]) -> 
         if not grid:
             continue
         try:
-            parse_grid(grid, place.size)
+            parse_grid(grid, placement.size)
         except ValueError as error:
             raise UserError(f"--torus_grid={grid}: {error}") from None
 
 
-def check_trust(place: Placement, engine: str = "auto") -> None:
+def check_trust(placement: Placement, engine: str = "auto") -> None:
     """Raises SharedError if ranks on several hosts would use TensorFlow's engine without consent.
 
     Its ports have no password. Call it before TensorFlow is loaded.
 
     Args:
-      place: Placement of this process.
+      placement: Placement of this process.
       engine: A value of --engine. Any other value than "auto" is consent.
     """
-    is_one_host = place.local_size == place.size
+    is_one_host = placement.local_size == placement.size
     if not is_one_host and not is_engine_requested(engine):
         reject_unrequested_engine(resolve_engine(engine))
 
@@ -171,11 +171,11 @@ def configure_process(
     Returns:
       The placement of this process.
     """
-    place = placement()
+    placement = read_placement()
     keras_settings.check_keras_settings(os.environ)
-    threads = configure_environment(place, threads, persistent_batch_norm=persistent_batch_norm)
-    configure_tensorflow(place, threads)
-    return place
+    threads = configure_environment(placement, threads, persistent_batch_norm=persistent_batch_norm)
+    configure_tensorflow(placement, threads)
+    return placement
 
 
 def resolve_engine(engine: str, *, started_by_mpi: bool | None = None) -> str:
@@ -194,33 +194,33 @@ def resolve_engine(engine: str, *, started_by_mpi: bool | None = None) -> str:
         return engine_of_job
     if started_by_mpi is None:
         has_mpi_variable = RANK_VARIABLE in os.environ or "PMIX_RANK" in os.environ
-        started_by_mpi = has_mpi_variable or placement().size == 1
+        started_by_mpi = has_mpi_variable or read_placement().size == 1
     if started_by_mpi and importlib.util.find_spec("horovod"):
         return "horovod"
     return "tensorflow"
 
 
 def connect(
-    place: Placement,
+    placement: Placement,
     settings: CommunicationSettings,
-    others: Sequence[CommunicationSettings] = (),
+    additional_settings: Sequence[CommunicationSettings] = (),
 ) -> Communicator:
     """Connects this process to the other ranks, after `configure_process`.
 
     Args:
-      place: The placement of this process.
+      placement: The placement of this process.
       settings: As for `start`.
-      others: As for `start`.
+      additional_settings: As for `start`.
 
     Raises:
       UserError: As for `start`.
       SharedError: On all ranks, if hosts have different versions of software.
     """
-    if place.size == 1:
+    if placement.size == 1:
         return SingleProcess()
-    STARTUP_PROGRESS.begin(f"connecting {place.size} ranks")
+    STARTUP_PROGRESS.begin(f"connecting {placement.size} ranks")
     engine = resolve_engine(settings.engine)
-    if settings.engine == "auto" and engine == "tensorflow" and place.rank == 0:
+    if settings.engine == "auto" and engine == "tensorflow" and placement.rank == 0:
         print(
             "TensorFlow's engine connects the ranks (--engine=tensorflow)",
             file=sys.stderr,
@@ -231,13 +231,15 @@ def connect(
     except ImportError as error:
         reason = str(error).splitlines()[0]
         raise UserError(
-            f"{place.size} ranks were started, but Horovod cannot be used ({reason}). Install it,"
-            " or use TensorFlow instead with --engine=tensorflow (for your own program set"
+            f"{placement.size} ranks were started, but Horovod cannot be used ({reason}). Install"
+            " it, or use TensorFlow instead with --engine=tensorflow (for your own program set"
             " HYBRID_IMAGENET_ENGINE=tensorflow)."
         ) from None
-    communicator: Communicator = communicator_class(settings, others=others)
+    communicator: Communicator = communicator_class(
+        settings, additional_settings=additional_settings
+    )
     # One rank per host is enough.
-    versions = software_versions() if place.local_rank == 0 else None
+    versions = software_versions() if placement.local_rank == 0 else None
     _check_software_versions(communicator, versions)
     return communicator
 
@@ -294,14 +296,14 @@ class _ProcessState:
     """The state that `init` and later calls set up in this process.
 
     Attributes:
-      place: Placement of this process; None before `init`.
+      placement: Placement of this process; None before `init`.
       settings: How gradients are sent; None before an optimizer or a collective has set it.
       communicator: Connects the ranks; None before the first collective.
       previous_excepthook: `sys.excepthook` before `install_excepthook`; None before that call.
       failure_code: Exit code of the failure that ends this process; None without one.
     """
 
-    place: Placement | None = None
+    placement: Placement | None = None
     settings: CommunicationSettings | None = None
     communicator: Communicator | None = None
     previous_excepthook: ExceptHook | None = None
@@ -309,7 +311,7 @@ class _ProcessState:
 
     def reset(self) -> None:
         """Returns to the state before `init`."""
-        self.place = None
+        self.placement = None
         self.settings = None
         self.communicator = None
         self.previous_excepthook = None
@@ -346,25 +348,25 @@ def init(threads: int | None = None) -> None:
       UserError: if the launcher's variables are incomplete, or a rank has no GPU; if other ranks do
         not answer in time, with TensorFlow's engine.
     """
-    if _state.place is not None:
+    if _state.placement is not None:
         return
     # Errors of the next lines name the rank, too.
     install_excepthook()
-    check_trust(placement())
-    place = configure_process(threads)
-    _state.place = place
-    if place.size > 1 and resolve_engine("auto") == "tensorflow":
+    check_trust(read_placement())
+    placement = configure_process(threads)
+    _state.placement = placement
+    if placement.size > 1 and resolve_engine("auto") == "tensorflow":
         # This engine must connect before TensorFlow is used.
         from hybrid_imagenet.comm import tensorflow_engine
 
-        tensorflow_engine.connect_servers(place)
+        tensorflow_engine.connect_servers(placement)
     atexit.register(_warn_if_never_connected)
     atexit.register(_notify_supervisor_of_exit)
 
 
 def is_initialized() -> bool:
     """Returns whether `init` was called, or this is a single process, which does not need it."""
-    return _state.place is not None or placement().size == 1
+    return _state.placement is not None or read_placement().size == 1
 
 
 def rank() -> int:
@@ -377,7 +379,7 @@ def rank() -> int:
     Raises:
       UserError: before `hi.init()`, if a launcher has started several ranks.
     """
-    return _place().rank
+    return _initialized_placement().rank
 
 
 def size() -> int:
@@ -386,7 +388,7 @@ def size() -> int:
     Raises:
       UserError: before `hi.init()`, if a launcher has started several ranks.
     """
-    return _place().size
+    return _initialized_placement().size
 
 
 def local_rank() -> int:
@@ -395,7 +397,7 @@ def local_rank() -> int:
     Raises:
       UserError: before `hi.init()`, if a launcher has started several ranks.
     """
-    return _place().local_rank
+    return _initialized_placement().local_rank
 
 
 def set_default_settings(settings: CommunicationSettings) -> None:
@@ -413,7 +415,7 @@ def set_default_settings(settings: CommunicationSettings) -> None:
             f" fusion_threshold_mb={in_use.fusion_threshold_mb:g}. Use the same settings for all"
             " optimizers, and create the first optimizer before any collective."
         )
-    check_grids(_place(), (settings,))
+    check_grids(_initialized_placement(), (settings,))
     _state.settings = settings
 
 
@@ -437,7 +439,7 @@ def communicator() -> Communicator:
     """
     if _state.communicator is None:
         _state.settings = _state.settings or CommunicationSettings()
-        _state.communicator = connect(_place(), _state.settings)
+        _state.communicator = connect(_initialized_placement(), _state.settings)
         # Exit handlers run in the reverse order of registration. Horovod has just registered its
         # own, with which the other ranks lose this one. The supervisor must be notified before
         # that, so register the notification again, after Horovod's.
@@ -456,26 +458,26 @@ def shutdown() -> None:
     _state.reset()
 
 
-def _place() -> Placement:
+def _initialized_placement() -> Placement:
     """Returns the placement of this process.
 
     Raises:
       UserError: Before `init`, if a launcher has started several ranks.
     """
-    if _state.place is not None:
-        return _state.place
-    place = placement()
-    if place.size > 1:
+    if _state.placement is not None:
+        return _state.placement
+    placement = read_placement()
+    if placement.size > 1:
         raise UserError(
-            f"{place.size} ranks were started, but hybrid_imagenet.init() was not called. Call it"
-            " before anything else."
+            f"{placement.size} ranks were started, but hybrid_imagenet.init() was not called. Call"
+            " it before anything else."
         )
-    return place
+    return placement
 
 
 def _warn_if_never_connected() -> None:
     """Warns at exit if several ranks were started but have never been connected."""
-    if _state.place is None or _state.place.size == 1 or _state.place.rank != 0:
+    if _state.placement is None or _state.placement.size == 1 or _state.placement.rank != 0:
         return
     if _state.communicator is not None:
         return
@@ -483,8 +485,9 @@ def _warn_if_never_connected() -> None:
     if not private_api.tensorflow_was_used() or _ends_with_uncaught_error():
         return
     print(
-        f"warning: the {_state.place.size} ranks were never connected, so each has worked alone."
-        " Training needs hybrid_imagenet.DistributedOptimizer and callbacks.default_callbacks().",
+        f"warning: the {_state.placement.size} ranks were never connected, so each has worked"
+        " alone. Training needs hybrid_imagenet.DistributedOptimizer and"
+        " callbacks.default_callbacks().",
         file=sys.stderr,
     )
 
@@ -494,10 +497,10 @@ def _notify_supervisor_of_exit() -> None:
 
     If other ranks still wait for this rank, the supervisor can then name it.
     """
-    if _state.place is None or _state.failure_code is not None:
+    if _state.placement is None or _state.failure_code is not None:
         return
     if not _ends_with_uncaught_error():
-        job_lines.notify_program_end(_state.place.rank, _state.place.size)
+        job_lines.notify_program_end(_state.placement.rank, _state.placement.size)
 
 
 def _ends_with_uncaught_error() -> bool:
@@ -556,16 +559,16 @@ def _handle_uncaught_error(
         # Python itself chooses the exit code after Ctrl-C.
         _state.previous_excepthook(kind, error, trace)
         return
-    place = _current_placement()
+    placement = _current_placement()
     code = EXIT_FAILURE
     if isinstance(error, UserError):
         code = error.exit_code
     elif out_of_memory.is_out_of_memory(error):
         code = EXIT_USAGE
     has_lost_rank = lost_rank.is_lost_rank_error(error)
-    if place.size == 1 or not _print_error_of_ranks(error, place):
-        if place.size > 1 or job_lines.JOB_VARIABLE in os.environ:
-            rank_failure.report_error(place.rank, error, code)
+    if placement.size == 1 or not _print_error_of_ranks(error, placement):
+        if placement.size > 1 or job_lines.JOB_VARIABLE in os.environ:
+            rank_failure.report_error(placement.rank, error, code)
         trace = _without_own_frames(trace)
         # Python prints the traceback of the error, not the one that it is passed.
         _state.previous_excepthook(kind, error.with_traceback(trace), trace)
@@ -574,7 +577,7 @@ def _handle_uncaught_error(
     else:
         job_lines.notify_exit(code)
     _state.failure_code = code
-    if place.size > 1:
+    if placement.size > 1:
         # Exit handlers of TensorFlow, Horovod and MPI would wait for the other ranks.
         rank_failure.exit_at_once(code)
     if code != EXIT_FAILURE:
@@ -594,15 +597,15 @@ def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
 
 def _current_placement() -> Placement:
     """Returns the placement of this process, even before `init` and if its launcher is broken."""
-    if _state.place is not None:
-        return _state.place
+    if _state.placement is not None:
+        return _state.placement
     try:
-        return placement()
+        return read_placement()
     except UserError:
         return Placement()
 
 
-def _print_error_of_ranks(error: Exception, place: Placement) -> bool:
+def _print_error_of_ranks(error: Exception, placement: Placement) -> bool:
     """Prints an error that concerns several ranks as one line, on one of them.
 
     Returns:
@@ -610,22 +613,22 @@ def _print_error_of_ranks(error: Exception, place: Placement) -> bool:
     """
     if isinstance(error, SharedError):
         # Rank 0 prints it.
-        if place.rank == 0:
+        if placement.rank == 0:
             print(f"error: {error}", file=sys.stderr, flush=True)
         else:
             time.sleep(_PRINT_SECONDS)
     elif out_of_memory.is_out_of_memory(error):
         # The ranks of a host mostly run out together. The first prints its error, and with it the
         # launcher ends the others before they print theirs.
-        if place.local_rank != 0:
+        if placement.local_rank != 0:
             time.sleep(_PRINT_SECONDS)
         remedy = f"Use a smaller batch on each rank, then {RESTART_SCRIPT}."
         user_error = out_of_memory.user_error(error, remedy)
         host = socket.gethostname()
-        print(f"error: rank {place.rank} on {host}: {user_error}", file=sys.stderr, flush=True)
+        print(f"error: rank {placement.rank} on {host}: {user_error}", file=sys.stderr, flush=True)
     elif isinstance(error, RankTimeoutError):
         host = socket.gethostname()
-        print(f"error: rank {place.rank} on {host}: {error}", file=sys.stderr, flush=True)
+        print(f"error: rank {placement.rank} on {host}: {error}", file=sys.stderr, flush=True)
     elif lost_rank.is_lost_rank_error(error):
         # UserError makes it one printable line, whatever the reason contains.
         print(UserError(lost_rank.lost_rank_message(error)), file=sys.stderr, flush=True)

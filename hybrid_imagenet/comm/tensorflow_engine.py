@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from hybrid_imagenet import private_api
 from hybrid_imagenet.cluster import hosts, launcher_variables
-from hybrid_imagenet.cluster.environment import RANK_VARIABLE, Placement, placement
+from hybrid_imagenet.cluster.environment import RANK_VARIABLE, Placement, read_placement
 from hybrid_imagenet.comm.collectives import Collectives
 from hybrid_imagenet.comm.connected import ConnectedRanks
 from hybrid_imagenet.comm.settings import CommunicationSettings
@@ -46,7 +46,9 @@ class TensorFlowCommunicator(ConnectedRanks):
     """Runs collectives over all ranks through servers that TensorFlow starts in each rank."""
 
     def __init__(
-        self, settings: CommunicationSettings, others: Sequence[CommunicationSettings] = ()
+        self,
+        settings: CommunicationSettings,
+        additional_settings: Sequence[CommunicationSettings] = (),
     ) -> None:
         """Connects to the other ranks.
 
@@ -54,22 +56,22 @@ class TensorFlowCommunicator(ConnectedRanks):
 
         Args:
           settings: How gradients are sent.
-          others: Settings of further reductions.
+          additional_settings: Settings of further reductions.
 
         Raises:
           UserError: If the algorithm or grid does not fit the ranks, their hosts or devices, or the
             ranks cannot find each other.
         """
-        place = placement()
+        placement = read_placement()
         nccl = bool(tf.config.get_visible_devices("GPU"))
-        for each_settings in (settings, *others):
+        for each_settings in (settings, *additional_settings):
             check_gpu_support(has_gpu=nccl, allreduce=each_settings.allreduce)
-        connection = connect_servers(place)
+        connection = connect_servers(placement)
         host_keys = connection.host_keys
-        self.rank = place.rank
-        self.size = place.size
-        self._host_collectives = TensorFlowCollectives(place.rank, place.size)
-        self._set_topology(place, host_keys or self.allgather_object(hosts.host_key()))
+        self.rank = placement.rank
+        self.size = placement.size
+        self._host_collectives = TensorFlowCollectives(placement.rank, placement.size)
+        self._set_topology(placement, host_keys or self.allgather_object(hosts.host_key()))
         if self.rank == 0 and not connection.is_loopback_only:
             ports = pluralize(self.size, "TCP port")
             hosts_count = pluralize(len(set(self.hosts)), "host")
@@ -82,11 +84,13 @@ class TensorFlowCommunicator(ConnectedRanks):
             )
         self.collectives = self._host_collectives
         if nccl:
-            self.collectives = TensorFlowCollectives(place.rank, place.size, gpu=True)
+            self.collectives = TensorFlowCollectives(placement.rank, placement.size, gpu=True)
         # The number of rank 0 counts, because only rank 0 may know the run that is resumed, and
         # with it the batch size.
         group_size = self.broadcast_object(settings.neighbors)
-        self._neighbor_group = self._create_neighbor_group(group_size, place.rank, place.size)
+        self._neighbor_group = self._create_neighbor_group(
+            group_size, placement.rank, placement.size
+        )
         self._set_gradient_exchange(settings, self.make_selector(settings), nccl)
 
     def check_wire_dtype(self, wire_dtype: str) -> None:
@@ -126,13 +130,13 @@ class Connection(NamedTuple):
 
 
 @functools.cache
-def connect_servers(place: Placement) -> Connection:
+def connect_servers(placement: Placement) -> Connection:
     """Starts this rank's server and connects TensorFlow to the servers of the other ranks.
 
     The result is cached, because a process can connect only once.
 
     Args:
-      place: Placement of this process.
+      placement: Placement of this process.
 
     Returns:
       The connection.
@@ -144,8 +148,10 @@ def connect_servers(place: Placement) -> Connection:
     if RANK_VARIABLE not in os.environ:
         launcher_placement = launcher_variables.read_launcher_placement(os.environ)
         if launcher_placement is not None:
-            is_one_host = place.local_size == place.size
-            is_loopback_only = _start_server(launcher_placement.servers, place.rank, is_one_host)
+            is_one_host = placement.local_size == placement.size
+            is_loopback_only = _start_server(
+                launcher_placement.servers, placement.rank, is_one_host
+            )
             return Connection(None, is_loopback_only)
     own_key = hosts.host_key()
     own_addresses = hosts.select_interfaces(hosts.interfaces()).values()
@@ -153,20 +159,20 @@ def connect_servers(place: Placement) -> Connection:
         probe.bind(("", 0))
         port = str(probe.getsockname()[1])
         # Keep the port open until all ranks have one, so that no two ranks of a host get the same.
-        gathered = hosts.gather_by_mpi([*own_key, port, *own_addresses], place.size)
+        gathered = hosts.gather_by_mpi([*own_key, port, *own_addresses], placement.size)
     port_index = len(own_key)
     host_keys = [strings[:port_index] for strings in gathered]
     ports = [strings[port_index] for strings in gathered]
     is_one_host = all(key == own_key for key in host_keys)
     if is_one_host:
         # Some containers do not know the name "localhost".
-        addresses = ["127.0.0.1"] * place.size
+        addresses = ["127.0.0.1"] * placement.size
     else:
         addresses = hosts.reachable_addresses(
             [strings[port_index + 1 :] for strings in gathered], host_keys
         )
     servers = [f"{address}:{port}" for address, port in zip(addresses, ports, strict=True)]
-    return Connection(host_keys, _start_server(servers, place.rank, is_one_host))
+    return Connection(host_keys, _start_server(servers, placement.rank, is_one_host))
 
 
 def _start_server(servers: Sequence[str], rank: int, is_one_host: bool) -> bool:

@@ -133,7 +133,7 @@ def _exit_immediately(exit_code: int) -> NoReturn:
 def _placement() -> Placement:
     """Returns this process's rank and size; rank 0 of 1 if its launcher is not supported."""
     try:
-        return comm.placement()
+        return comm.read_placement()
     except UserError:
         return Placement()
 
@@ -144,7 +144,7 @@ def start_single_process(command_name: str) -> None:
     Raises:
       UserError: if a launcher has started several ranks.
     """
-    ranks = comm.placement().size
+    ranks = comm.read_placement().size
     if ranks > 1:
         raise UserError(
             f"{ranks} ranks were started, but {command_name} runs in a single process. Start it"

@@ -62,7 +62,7 @@ _DATASET_FLAGS = (
 def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
     arguments = _parser().parse_args(argv)
-    if comm.placement().size == 1:
+    if comm.read_placement().size == 1:
         # With several ranks, an error must end all of them at the same time, and only rank 0 needs
         # to see the run. So this waits until the ranks are connected.
         command_line.find_checkpoint(arguments)

@@ -27,7 +27,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from hybrid_imagenet.cluster.environment import placement
+from hybrid_imagenet.cluster.environment import read_placement
 from hybrid_imagenet.config import stored
 from hybrid_imagenet.config.flags import CHOICES, COMMON, OPTIONS, default_values
 from hybrid_imagenet.errors import UserError
@@ -230,7 +230,7 @@ def find(
         return _load(directory)
     except UserError:
         # Only rank 0 needs the directory. On another host, an old one may have its path.
-        if placement().rank == 0:
+        if read_placement().rank == 0:
             raise
         return None
 

@@ -73,12 +73,12 @@ def cutmix(images: tf.Tensor, partners: tf.Tensor, boxes: tf.Tensor) -> tf.Tenso
     Reference:
       Yun et al., CutMix, arXiv 1905.04899; `keras.layers.CutMix`.
     """
-    place = tf.range(images.shape[1], dtype=tf.float32)
+    pixel = tf.range(images.shape[1], dtype=tf.float32)
     # `boxes[:, k, None]` would be wrong in a graph: TensorFlow 2's graph optimizer replaces a slice
     # of stacked tensors by one of them, and forgets the new axis.
     top, left, bottom, right = (edge[:, None] for edge in tf.unstack(boxes, axis=1))
-    in_rows = (place >= top) & (place < bottom)
-    in_columns = (place >= left) & (place < right)
+    in_rows = (pixel >= top) & (pixel < bottom)
+    in_columns = (pixel >= left) & (pixel < right)
     is_inside = in_rows[:, :, None] & in_columns[:, None, :]
     return tf.where(is_inside[..., None], partners, images)
 

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 
-from hybrid_imagenet.cluster.environment import RANK_VARIABLE, placement
+from hybrid_imagenet.cluster.environment import RANK_VARIABLE, read_placement
 from hybrid_imagenet.errors import EXIT_FAILURE, UserError
 from hybrid_imagenet.resilience import processes
 
@@ -20,7 +20,7 @@ _CHECK_SECONDS = 1.0
 def launcher_rank() -> int:
     """Returns the rank in the launcher's variables, or 0 if they are missing or not valid."""
     with contextlib.suppress(UserError):
-        return placement().rank
+        return read_placement().rank
     return 0
 
 

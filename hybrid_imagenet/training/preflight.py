@@ -18,7 +18,7 @@ from hybrid_imagenet import config as configuration
 from hybrid_imagenet import run_plan
 from hybrid_imagenet.checkpoints import store
 from hybrid_imagenet.cluster import keras_settings
-from hybrid_imagenet.cluster.environment import placement
+from hybrid_imagenet.cluster.environment import read_placement
 from hybrid_imagenet.config import RunConfig, defaults, stored
 from hybrid_imagenet.config.flag_checks import check_classes, check_data, find_network_module
 from hybrid_imagenet.config.flags import DataFlags
@@ -81,7 +81,7 @@ def run(config: RunConfig, *, disk: bool = True) -> RunPlan:
     findings = check(config, disk=disk)
     for text in findings.notes:
         print(text, file=sys.stderr)
-    if config.run.check_only and placement().rank == 0:
+    if config.run.check_only and read_placement().rank == 0:
         print("\n".join(findings.check_lines))
     for text in findings.warnings:
         print(f"warning: {text}", file=sys.stderr)
@@ -101,7 +101,7 @@ def check(config: RunConfig, *, disk: bool = True) -> Findings:
     _check_flags(config)
     plan = run_plan.make(config)
     findings = Findings(plan, ["flags: valid together"], [])
-    checks_here = placement().rank == 0 and not os.environ.get(CHECKED_VARIABLE)
+    checks_here = read_placement().rank == 0 and not os.environ.get(CHECKED_VARIABLE)
     if not disk or os.environ.get(RANKS_ELSEWHERE_VARIABLE):
         findings.check_lines.append("not checked: files, because the ranks run on other hosts")
     elif checks_here:

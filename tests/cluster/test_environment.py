@@ -23,10 +23,10 @@ OPEN_MPI = {
 
 
 def test_placement_reads_the_variables_of_open_mpi():
-    assert environment.placement({}) == Placement(0, 1, 0, 1)
-    assert environment.placement(OPEN_MPI) == Placement(5, 8, 1, 4)
+    assert environment.read_placement({}) == Placement(0, 1, 0, 1)
+    assert environment.read_placement(OPEN_MPI) == Placement(5, 8, 1, 4)
     with pytest.raises(UserError, match="OMPI_COMM_WORLD_RANK=five"):
-        environment.placement(OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "five"})
+        environment.read_placement(OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "five"})
 
 
 TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost"}
@@ -57,10 +57,13 @@ TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "l
 )
 def test_placement_under_another_launcher_is_rejected(environ, expected):
     with pytest.raises(UserError, match="Start the job once, with hybrid-imagenet run") as error:
-        environment.placement(environ)
+        environment.read_placement(environ)
     assert expected in str(error.value)
-    assert environment.placement(environ | OPEN_MPI).rank == 5
-    assert environment.placement(environ | {"HYBRID_IMAGENET_IGNORE_LAUNCHER": "1"}) == Placement()
+    assert environment.read_placement(environ | OPEN_MPI).rank == 5
+    assert (
+        environment.read_placement(environ | {"HYBRID_IMAGENET_IGNORE_LAUNCHER": "1"})
+        == Placement()
+    )
 
 
 @pytest.mark.parametrize(
@@ -79,15 +82,15 @@ def test_placement_under_another_launcher_is_rejected(environ, expected):
     ],
 )
 def test_placement_of_a_single_process_under_another_launcher_is_rank_0_of_1(environ):
-    assert environment.placement(environ) == Placement()
+    assert environment.read_placement(environ) == Placement()
 
 
 def test_placement_rejects_ranks_that_mpirun_does_not_connect():
     with pytest.raises(UserError, match="has started 2 ranks, but mpirun connects 1 of them"):
-        environment.placement({"HYBRID_IMAGENET_RANKS": "2"})
+        environment.read_placement({"HYBRID_IMAGENET_RANKS": "2"})
     with pytest.raises(UserError, match="has started 4 ranks, but mpirun connects 8 of them"):
-        environment.placement(OPEN_MPI | {"HYBRID_IMAGENET_RANKS": "4"})
-    assert environment.placement(OPEN_MPI | {"HYBRID_IMAGENET_RANKS": "8"}).size == 8
+        environment.read_placement(OPEN_MPI | {"HYBRID_IMAGENET_RANKS": "4"})
+    assert environment.read_placement(OPEN_MPI | {"HYBRID_IMAGENET_RANKS": "8"}).size == 8
 
 
 @pytest.mark.parametrize(
@@ -186,7 +189,7 @@ def test_start_without_horovod_raises_with_the_remedy(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("place", "engine", "variable", "is_rejected"),
+    ("placement", "engine", "variable", "is_rejected"),
     [
         (Placement(1, 2, 0, 1), "auto", None, True),
         (Placement(1, 2, 0, 1), "auto", "tensorflow", False),
@@ -196,7 +199,7 @@ def test_start_without_horovod_raises_with_the_remedy(monkeypatch):
     ],
 )
 def test_check_trust_rejects_the_engine_of_tensorflow_on_several_hosts_unless_asked(
-    place, engine, variable, is_rejected, monkeypatch
+    placement, engine, variable, is_rejected, monkeypatch
 ):
     monkeypatch.delenv(process.ENGINE_VARIABLE, raising=False)
     if variable is not None:
@@ -204,9 +207,9 @@ def test_check_trust_rejects_the_engine_of_tensorflow_on_several_hosts_unless_as
     monkeypatch.setattr(process, "resolve_engine", lambda engine: "tensorflow")
     if is_rejected:
         with pytest.raises(SharedError, match="set HYBRID_IMAGENET_ENGINE=tensorflow if srun"):
-            process.check_trust(place, engine)
+            process.check_trust(placement, engine)
     else:
-        process.check_trust(place, engine)
+        process.check_trust(placement, engine)
 
 
 def test_restart_with_huge_pages_happens_once(tmp_path):

@@ -104,7 +104,7 @@ def test_configure_gpu_environment_sets_only_variables_that_are_not_set(tmp_path
 )
 def test_persistent_batch_norm_is_on_unless_the_run_is_deterministic(monkeypatch, flags, expected):
     monkeypatch.setattr(
-        "hybrid_imagenet.comm.process.configure_tensorflow", lambda place, threads: None
+        "hybrid_imagenet.comm.process.configure_tensorflow", lambda placement, threads: None
     )
     monkeypatch.setattr(
         "hybrid_imagenet.comm.process.SingleProcess", mock.Mock(side_effect=UserError("far enough"))

@@ -59,7 +59,7 @@ SLURM = {
     ],
 )
 def test_placement_from_tf_config_or_srun(environ, expected):
-    assert environment.placement(environ) == expected
+    assert environment.read_placement(environ) == expected
 
 
 def test_ranks_under_srun_agree_on_addresses():
@@ -116,7 +116,7 @@ def test_expand_node_list_returns_the_names_of_all_nodes(text, names):
 )
 def test_placement_from_unreadable_variables_raises(environ):
     with pytest.raises(UserError, match=r"cannot be read|host by host"):
-        environment.placement(environ)
+        environment.read_placement(environ)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_placement_from_unreadable_variables_raises(environ):
 )
 def test_placement_names_the_role_of_tf_config_that_is_not_supported(environ, role):
     with pytest.raises(UserError, match=f"the role {role}, which is not supported"):
-        environment.placement(environ)
+        environment.read_placement(environ)
 
 
 SRUN = """

@@ -99,8 +99,8 @@ def test_command_that_runs_out_of_memory_prints_one_line(capfd):
 
 
 def test_fit_on_ranks_that_runs_out_of_memory_prints_one_line(capfd, monkeypatch):
-    place = Placement(rank=4, size=8, local_rank=0, local_size=4)
-    monkeypatch.setattr(process, "_current_placement", lambda: place)
+    placement = Placement(rank=4, size=8, local_rank=0, local_size=4)
+    monkeypatch.setattr(process, "_current_placement", lambda: placement)
     monkeypatch.setattr(process.rank_failure.os, "_exit", sys.exit)
     monkeypatch.setattr(process.sys, "excepthook", sys.__excepthook__)
     error = exhausted()

@@ -15,7 +15,7 @@ import numpy as np
 
 from hybrid_imagenet import comm
 from hybrid_imagenet.cluster import hosts
-from hybrid_imagenet.cluster.environment import placement
+from hybrid_imagenet.cluster.environment import read_placement
 from hybrid_imagenet.comm import CommunicationSettings, process, torus
 from hybrid_imagenet.comm.communicator import Communicator, GradientExchange
 from hybrid_imagenet.errors import UserError
@@ -173,7 +173,7 @@ def _as_if_on(hosts_of_ranks: list | None) -> contextlib.AbstractContextManager:
     """Makes each rank report another name of its host inside the context."""
     if not hosts_of_ranks:
         return contextlib.nullcontext()
-    return mock.patch.object(hosts, "host_key", lambda: [hosts_of_ranks[placement().rank], ""])
+    return mock.patch.object(hosts, "host_key", lambda: [hosts_of_ranks[read_placement().rank], ""])
 
 
 def process_sets(settings: dict, others: list, hosts_of_ranks: list | None) -> dict:
@@ -181,7 +181,7 @@ def process_sets(settings: dict, others: list, hosts_of_ranks: list | None) -> d
     with _as_if_on(hosts_of_ranks):
         communicator = comm.start(
             communication_settings(**settings),
-            others=[CommunicationSettings(allreduce=name) for name in others],
+            additional_settings=[CommunicationSettings(allreduce=name) for name in others],
         )
         import tensorflow as tf
 
@@ -204,7 +204,7 @@ def neighbors(neighbors_of_ranks: list) -> float:
 
     `neighbors_of_ranks` has the `neighbors` that each rank sets.
     """
-    own_neighbors = neighbors_of_ranks[placement().rank]
+    own_neighbors = neighbors_of_ranks[read_placement().rank]
     communicator = comm.start(CommunicationSettings(engine="horovod", neighbors=own_neighbors))
     import tensorflow as tf
 
@@ -217,7 +217,7 @@ def all_algorithms(engine: str = "horovod") -> dict:
     Sums of small integers are exact in every dtype, so they must be right to the last bit. The sums
     of random numbers are compared with FP64 within one rounding per rank.
     """
-    placement_of_rank = placement()
+    placement_of_rank = read_placement()
     from hybrid_imagenet.comm.algorithms import (
         Bfloat16AllReduce,
         HierarchicalMasters,
@@ -300,7 +300,8 @@ class ReducerFactory:
             CommunicationSettings(allreduce=name) for name in ("torus", "masters", "size_switched")
         ]
         self.communicator = typing.cast(
-            "ConnectedRanks", comm.start(CommunicationSettings(**settings), others=others)
+            "ConnectedRanks",
+            comm.start(CommunicationSettings(**settings), additional_settings=others),
         )
 
     def __call__(self, compression: str, **settings) -> GradientReducer:

@@ -97,7 +97,7 @@ def test_hierarchical_never_sums_in_the_memory_of_the_hosts(
 ):
     # Horovod's hierarchical all-reduce would, but its torus over NCCL is the same algorithm.
     started = []
-    monkeypatch.setattr(engine, "placement", lambda: Placement(0, 4, 0, 2))
+    monkeypatch.setattr(engine, "read_placement", lambda: Placement(0, 4, 0, 2))
     monkeypatch.setattr(
         engine.hosts,
         "gather_by_mpi",

@@ -130,7 +130,9 @@ def test_tensorflow_engine_warns_once_that_ports_are_open_on_all_interfaces(monk
         tensorflow_engine.TensorFlowCommunicator, "broadcast_object", lambda self, value: value
     )
     for rank in range(2):
-        monkeypatch.setattr(tensorflow_engine, "placement", lambda rank=rank: Placement(rank, 2))
+        monkeypatch.setattr(
+            tensorflow_engine, "read_placement", lambda rank=rank: Placement(rank, 2)
+        )
         tensorflow_engine.TensorFlowCommunicator(CommunicationSettings())
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(

@@ -19,7 +19,7 @@ from hybrid_imagenet import errors
 from hybrid_imagenet.cluster import environment
 from hybrid_imagenet.comm import process
 
-process._state.place = environment.Placement(rank=0, size={size})
+process._state.placement = environment.Placement(rank=0, size={size})
 atexit.register(print, "exit handlers ran")
 process.install_excepthook()
 log = open({log!r}, "w")

@@ -134,7 +134,7 @@ def test_main_with_a_wrong_command_line_prints_one_line_with_a_remedy(
 
 @pytest.mark.parametrize(("rank", "lines"), [(0, 1), (1, 0)])
 def test_run_command_prints_a_shared_error_on_rank_0_only(rank, lines, capsys, monkeypatch):
-    monkeypatch.setattr(command_line.comm, "placement", lambda: Placement(rank, 2, rank, 2))
+    monkeypatch.setattr(command_line.comm, "read_placement", lambda: Placement(rank, 2, rank, 2))
     # One of several ranks ends by os._exit, which would end the tests.
     monkeypatch.setattr(os, "_exit", sys.exit)
     with pytest.raises(SystemExit) as end:

@@ -29,7 +29,7 @@ def train_recipe(name: str, folder: str) -> list:
             *_small_model(name),
             *_short_schedules(name),
         ],
-        comm.placement().size,
+        comm.read_placement().size,
     )
     communicator = comm.start(
         comm.CommunicationSettings(allreduce=resolved.communication.allreduce)

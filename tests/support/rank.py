@@ -25,7 +25,7 @@ LONGEST_PAUSE_SECONDS = 0.1
 
 def serve(folder: pathlib.Path, owner: int) -> None:
     """Runs the tasks one after the other."""
-    rank = environment.placement().rank
+    rank = environment.read_placement().rank
     number = 1
     pause = SHORTEST_PAUSE_SECONDS
     _start()
@@ -50,7 +50,7 @@ def _start() -> None:
 
     If MPI runs before Horovod starts, Horovod leaves it running when a program ends.
     """
-    placement = environment.placement()
+    placement = environment.read_placement()
     environment.configure_environment(placement)
     import keras  # noqa: F401
 

@@ -27,7 +27,7 @@ def cluster_2_step(loss: float, steps: int, *more_flags: str) -> dict:
         *("--dataset=synthetic", "--num_examples=64", "--model=resnet8", "--image_size=8"),
         *("--model_width=4", "--stem=3x3", "--per_gpu_batch=4"),
     ]
-    resolved = config.resolve([*flags, *more_flags], comm.placement().size)
+    resolved = config.resolve([*flags, *more_flags], comm.read_placement().size)
     communicator = comm.start(run_plan.make(resolved).communication)
     import keras
     import tensorflow as tf
@@ -121,7 +121,7 @@ def four_steps(micro: int) -> list:
 def train_on_own_data(folder: str) -> list:
     """Trains with `program.FLAGS`, each rank on the dataset in its own directory."""
     directories = [
-        f"--data_dir={folder}/{comm.placement().rank}",
+        f"--data_dir={folder}/{comm.read_placement().rank}",
         f"--run_dir={folder}/run",
         "--epochs=1",
     ]

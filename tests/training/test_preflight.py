@@ -242,7 +242,7 @@ def test_check_of_a_resume_whose_first_plan_cannot_be_made_says_so(here):
 
 def test_check_looks_at_the_disk_once_per_job(here, monkeypatch):
     wrong = config.resolve(["--dataset=digts"], 2)
-    monkeypatch.setattr(preflight, "placement", lambda: Placement(1, 2, 1, 2))
+    monkeypatch.setattr(preflight, "read_placement", lambda: Placement(1, 2, 1, 2))
     # Only rank 0 checks, and this is rank 1.
     preflight.check(wrong)
     monkeypatch.undo()

@@ -157,7 +157,7 @@ def final(
 
 def job(data: str, folder: str, methods, engine: str = "horovod") -> None:
     """Trains four GPUs with each method on the available ranks; rank 0 saves the weights."""
-    virtual = 4 // comm.placement().size
+    virtual = 4 // comm.read_placement().size
     communicator = comm.start(
         comm.CommunicationSettings(engine=engine, neighbors=NEIGHBORS // virtual)
     )
