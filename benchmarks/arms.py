@@ -111,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
         ),
     )
     parser.add_argument(
-        "--again",
+        "--remeasure",
         action="store_true",
         help="repeat measurements that the table in --out already has",
     )
@@ -123,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
         help="measurements that prepare at the same time (default: half of the cores, %(default)s)",
     )
     parser.add_argument(
-        "--patience",
+        "--prepare_timeout",
         type=command_line.positive_float,
         default=120,
         help="seconds that measurements may take to prepare (default: %(default)s)",
@@ -254,10 +254,12 @@ class Table:
         if row["status"] != MEASURED:
             reason = row.get("reason")
             return f"{row['status']}: {reason}" if reason else row["status"]
-        other = self.rows.get(arm.than, {"status": NOT_RUN})
-        if arm.than and other["status"] != MEASURED:
-            return f"no verdict: {arm.than} was not measured"
-        return arm.judge(row, other | {"arm": arm.than}, self.machine | {"noise": self._noise()})
+        other = self.rows.get(arm.baseline, {"status": NOT_RUN})
+        if arm.baseline and other["status"] != MEASURED:
+            return f"no verdict: {arm.baseline} was not measured"
+        return arm.judge(
+            row, other | {"arm": arm.baseline}, self.machine | {"noise": self._noise()}
+        )
 
     def _noise(self) -> float:
         """Returns the relative difference between two measurements of the same command."""
@@ -332,7 +334,7 @@ def run(arms: Sequence[Arm], table: Table, options: argparse.Namespace, deadline
     # An arm that failed is repeated, after the others, because memory may have been short.
     failed = {name for name, row in table.rows.items() if row["status"] == FAILED}
     waiting = [
-        arm for arm in arms if options.again or arm.name not in table.rows or arm.name in failed
+        arm for arm in arms if options.remeasure or arm.name not in table.rows or arm.name in failed
     ]
     waiting.sort(key=lambda arm: arm.name in failed)
     for arm in waiting:
@@ -361,7 +363,7 @@ def _wave(waiting: Sequence[Arm], options: argparse.Namespace, gigabytes: float)
     first = waiting[0]
     chosen = [first]
     for arm in waiting[1:]:
-        can_share = arm.timed == first.timed and not arm.alone and not first.alone
+        can_share = arm.timed == first.timed and not arm.exclusive and not first.exclusive
         total_gigabytes = sum(other.gigabytes for other in chosen) + arm.gigabytes
         if can_share and total_gigabytes <= gigabytes and len(chosen) < options.parallel:
             chosen.append(arm)
@@ -406,7 +408,7 @@ def _finish(
                 start.end(running_arm.process, _GRACE_SECONDS)
                 table.add(running_arm.arm, row)
                 running.remove(running_arm)
-        _begin_next_turn(running, is_patient=now - wave_start <= options.patience)
+        _begin_next_turn(running, is_patient=now - wave_start <= options.prepare_timeout)
         time.sleep(_POLL_SECONDS)
 
 

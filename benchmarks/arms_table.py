@@ -29,12 +29,12 @@ class Arm:
       words: arguments of the Python interpreter; `command` replaces {folder}, {steps}, {rounds},
         {peer} and {fashion}.
       rule: what the measurement decides, for the table.
-      judge: returns the verdict; takes the arm's row, the row of `than`, and the machine.
-      than: name of the arm that it is compared with; empty for none.
-      small: words that a rehearsal adds.
+      judge: returns the verdict; takes the arm's row, the row of `baseline`, and the machine.
+      baseline: name of the arm that it is compared with; empty for none.
+      rehearsal_flags: words that a rehearsal adds.
       gigabytes: GPU memory that it takes at most. While cuDNN tries kernels, this is about twice
         what a step uses.
-      alone: whether it warms up while no other arm runs.
+      exclusive: whether it warms up while no other arm runs.
       timed: whether it waits for its turn (`turns.wait_for_turn`); arms that are not timed run
         at the same time.
       seconds: time that it may take before it is ready, and again after its turn has begun.
@@ -46,8 +46,8 @@ class Arm:
     words: tuple[str, ...]
     rule: str
     judge: Judge
-    than: str = ""
-    small: tuple[str, ...] = (
+    baseline: str = ""
+    rehearsal_flags: tuple[str, ...] = (
         "--model=resnet8",
         "--model_width=4",
         "--image_size=32",
@@ -55,7 +55,7 @@ class Arm:
         "--precision=float32",
     )
     gigabytes: float = 24
-    alone: bool = False
+    exclusive: bool = False
     timed: bool = True
     seconds: float = 240
     environment: tuple[tuple[str, str], ...] = ()
@@ -71,7 +71,7 @@ class Arm:
         }
         words = self.words
         if options.rehearse:
-            words += self.small
+            words += self.rehearsal_flags
         return [word.format(**values) for word in words]
 
     def missing(self, options: argparse.Namespace) -> str:
@@ -227,7 +227,7 @@ def _step(name: str, rule: str, judge: Judge, *flags: str, ranks: int = 1, **mor
       **more: other attributes of the arm.
     """
     words: tuple[str, ...] = ("-m", "benchmarks.scaling_in_turn")
-    more.setdefault("than", "" if name == "base" else "base")
+    more.setdefault("baseline", "" if name == "base" else "base")
     if ranks > 1:
         words = ("-m", "hybrid_imagenet", "run", "-np", str(ranks), "-H", f"localhost:{ranks}")
         words += ("--module=benchmarks.scaling_in_turn", "--")
@@ -236,7 +236,7 @@ def _step(name: str, rule: str, judge: Judge, *flags: str, ranks: int = 1, **mor
 
 
 def _peer_arm(
-    name: str, benchmark: Sequence[str], judge: Judge, *, python_flag: str, than: str = ""
+    name: str, benchmark: Sequence[str], judge: Judge, *, python_flag: str, baseline: str = ""
 ) -> Arm:
     """Returns an arm that times an implementation in another framework.
 
@@ -245,7 +245,7 @@ def _peer_arm(
       benchmark: name and first words of the benchmark that times it.
       judge: returns the verdict.
       python_flag: the flag of the benchmark that sets the interpreter.
-      than: name of the arm that it is compared with.
+      baseline: name of the arm that it is compared with.
     """
     words = (
         "-m",
@@ -258,8 +258,16 @@ def _peer_arm(
         "--rounds={rounds}",
         "--json={folder}/row.json",
     )
-    small = ("--image_size=32", "--batch=2", "--precision=float32")
-    return Arm(name, words, "the peers' column", judge, than=than, small=small, gigabytes=60)
+    rehearsal_flags = ("--image_size=32", "--batch=2", "--precision=float32")
+    return Arm(
+        name,
+        words,
+        "the peers' column",
+        judge,
+        baseline=baseline,
+        rehearsal_flags=rehearsal_flags,
+        gigabytes=60,
+    )
 
 
 def _peer_in_turns(peer: str) -> Arm:
@@ -273,15 +281,24 @@ def _peer_alone(peer: str) -> Arm:
     It is compared with what this program runs by default.
     """
     return _peer_arm(
-        peer, ("peer", f"--peer={peer}"), _ratio_to_peer, python_flag="--python", than="jit_stem"
+        peer,
+        ("peer", f"--peer={peer}"),
+        _ratio_to_peer,
+        python_flag="--python",
+        baseline="jit_stem",
     )
 
 
 def _trained(
-    name: str, rule: str, judge: Judge, flags: Sequence[str], small: tuple[str, ...], **more: Any
+    name: str,
+    rule: str,
+    judge: Judge,
+    flags: Sequence[str],
+    rehearsal_flags: tuple[str, ...],
+    **more: Any,
 ) -> Arm:
     words = ("-m", "hybrid_imagenet.main", *flags, "--run_dir={folder}/run", "--progress=plain")
-    return Arm(name, words, rule, judge, small=small, timed=False, **more)
+    return Arm(name, words, rule, judge, rehearsal_flags=rehearsal_flags, timed=False, **more)
 
 
 _DIGITS = (
@@ -342,13 +359,13 @@ ARMS = (
         "base",
         "the published peer; the host waits if it is not half a step ahead",
         _base,
-        alone=True,
+        exclusive=True,
     ),
     _step(
         "onednn",
         "on with GPUs if 2 % faster and losses agree",
         _faster(1.02),
-        alone=True,
+        exclusive=True,
         environment=(("TF_ENABLE_ONEDNN_OPTS", "1"),),
     ),
     _step(
@@ -356,39 +373,39 @@ ARMS = (
         "the default of --jit_stem if 1 % faster",
         _faster(1.01),
         "--jit_stem",
-        alone=True,
+        exclusive=True,
     ),
     _step(
         "jit_compile",
         "default if 3 % faster; note its first steps",
         _faster(1.03),
         "--jit_compile",
-        alone=True,
+        exclusive=True,
     ),
     _step(
         "jit_stem",
         "what one GPU runs by default; the goal is 1.05",
         _faster(1.05),
         *_DEFAULT,
-        alone=True,
+        exclusive=True,
     ),
-    _step("bf16", "docs", _ratio, "--precision=mixed_bfloat16", alone=True),
+    _step("bf16", "docs", _ratio, "--precision=mixed_bfloat16", exclusive=True),
     _step(
         "bf16_jit",
         "the goal is 0.95 of jit_stem",
         _ratio,
         *_DEFAULT,
         "--precision=mixed_bfloat16",
-        than="jit_stem",
-        alone=True,
+        baseline="jit_stem",
+        exclusive=True,
     ),
     _step(
         "jit_cache",
         "writes the cache of jit_cached",
         _first_steps,
         *_DEFAULT,
-        than="jit_stem",
-        alone=True,
+        baseline="jit_stem",
+        exclusive=True,
         environment=_XLA_CACHE,
     ),
     _step(
@@ -396,8 +413,8 @@ ARMS = (
         "the cache of XLA becomes a default if the first steps take half the time",
         _first_steps,
         *_DEFAULT,
-        than="jit_cache",
-        alone=True,
+        baseline="jit_cache",
+        exclusive=True,
         environment=_XLA_CACHE,
     ),
     _step(
@@ -405,8 +422,8 @@ ARMS = (
         "command buffers stay on if they are faster",
         _ratio,
         *_DEFAULT,
-        than="jit_stem",
-        alone=True,
+        baseline="jit_stem",
+        exclusive=True,
         environment=_WITHOUT_COMMAND_BUFFERS,
     ),
     _peer_alone("jax_full"),
@@ -416,12 +433,18 @@ ARMS = (
         ("-m", "benchmarks", "gaps", "--json={folder}/row.json", "--", *_STEP),
         "what waits, where calls of the step wait",
         _gaps,
-        alone=True,
+        exclusive=True,
     ),
-    _step("again", "smaller differences than this are noise", _ratio, alone=True),
+    _step("again", "smaller differences than this are noise", _ratio, exclusive=True),
     _step("512", "docs", _ratio, "--per_gpu_batch=512", gigabytes=48),
     _step(
-        "jit_512", "docs", _ratio, *_DEFAULT, "--per_gpu_batch=512", than="jit_stem", gigabytes=48
+        "jit_512",
+        "docs",
+        _ratio,
+        *_DEFAULT,
+        "--per_gpu_batch=512",
+        baseline="jit_stem",
+        gigabytes=48,
     ),
     _step("lars", "the planner", _ratio, "--optimizer=lars"),
     _step("muon", "the planner", _ratio, "--optimizer=muon"),
@@ -432,7 +455,7 @@ ARMS = (
         _faster(1.01),
         "--jit_stem",
         "--precision=float32",
-        than="tf32",
+        baseline="tf32",
         gigabytes=44,
     ),
     _step("1024", "docs", _ratio, "--per_gpu_batch=1024", gigabytes=94),
@@ -469,7 +492,7 @@ ARMS = (
         "--per_gpu_batch=128",
         ranks=2,
         gigabytes=60,
-        than="ranks2",
+        baseline="ranks2",
         environment=(("HOROVOD_ENABLE_ASYNC_COMPLETION", "0"),),
     ),
     _step(
@@ -480,7 +503,7 @@ ARMS = (
         "--engine=tensorflow",
         ranks=2,
         gigabytes=60,
-        than="ranks2",
+        baseline="ranks2",
     ),
     _step("ranks4", "docs", _exposed, "--per_gpu_batch=64", ranks=4, gigabytes=80),
     Arm(
@@ -494,7 +517,7 @@ ARMS = (
         ),
         "each all-reduce of Horovod is within the rounding of FP64",
         _passed,
-        small=("-k", "sum_like_the_ring and not tensorflow"),
+        rehearsal_flags=("-k", "sum_like_the_ring and not tensorflow"),
         gigabytes=30,
         timed=False,
         environment=_SHARED,
@@ -504,7 +527,7 @@ ARMS = (
         (*_TESTS, "tests/checkpoints/test_exact_resume.py"),
         "two ranks, killed and resumed, end with the same bits",
         _passed,
-        small=("-k", "killed_and_resumed"),
+        rehearsal_flags=("-k", "killed_and_resumed"),
         gigabytes=30,
         timed=False,
         environment=_SHARED,
@@ -519,7 +542,12 @@ ARMS = (
         environment=(("CUDA_VISIBLE_DEVICES", ""),),
     ),
     _trained(
-        "digits_gpu", "within 2 points of the CPU", _same_top1, _DIGITS, _SHORT, than="digits_cpu"
+        "digits_gpu",
+        "within 2 points of the CPU",
+        _same_top1,
+        _DIGITS,
+        _SHORT,
+        baseline="digits_cpu",
     ),
     _peer_in_turns("torch_compiled"),
     _peer_in_turns("jax"),

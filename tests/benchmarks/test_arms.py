@@ -71,7 +71,7 @@ def test_arms_at_the_end_of_minutes_are_cut_or_reported_as_not_run(run, monkeypa
     monkeypatch.setattr(arms, "_RESERVED_SECONDS", 0.0)
     began = time.monotonic()
     rows = run(
-        fake("hangs", "import time; time.sleep(60)", alone=True),
+        fake("hangs", "import time; time.sleep(60)", exclusive=True),
         fake("later", "pass"),
         minutes=2 / 60,
     )
@@ -91,7 +91,7 @@ def test_arm_that_never_gets_ready_is_cut_and_the_others_are_measured(run):
 
 def test_arms_started_again_run_only_what_is_missing(run, tmp_path):
     once = f"import pathlib; pathlib.Path('{tmp_path}/once').mkdir()"
-    rows = run(fake("once", once, alone=True), fake("data", "'{fashion}'"))
+    rows = run(fake("once", once, exclusive=True), fake("data", "'{fashion}'"))
     assert rows["data"]["verdict"] == "not run: needs --fashion_mnist=DIR"
     rows = run(
         fake("once", once),
@@ -100,7 +100,7 @@ def test_arms_started_again_run_only_what_is_missing(run, tmp_path):
     )
     assert [row["status"] for row in rows.values()] == ["measured", "measured"]
     rows = run(
-        fake("once", once), fake("data", "pass"), words=["--rehearse", "--again", "--only=once"]
+        fake("once", once), fake("data", "pass"), words=["--rehearse", "--remeasure", "--only=once"]
     )
     assert [row["status"] for row in rows.values()] == ["failed", "measured"]
 
@@ -125,7 +125,8 @@ def test_skipped_arm_is_not_run_and_is_repeated_by_the_next_start(run, tmp_path,
 def test_arm_that_failed_is_repeated_after_the_others(run, tmp_path):
     run(fake("x", "raise SystemExit(3)"))
     x, y = (
-        fake(name, f"open('{tmp_path}/order', 'a').write('{name}')", alone=True) for name in "xy"
+        fake(name, f"open('{tmp_path}/order', 'a').write('{name}')", exclusive=True)
+        for name in "xy"
     )
     assert [row["status"] for row in run(x, y).values()] == ["measured", "measured"]
     assert (tmp_path / "order").read_text() == "yx"
@@ -147,7 +148,7 @@ def test_table_is_complete_while_an_arm_runs(run, tmp_path):
         "import pathlib; print('scaling-result',"
         f" pathlib.Path('{tmp_path}/out/arms.json').read_text())"
     )
-    rows = run(fake("first", "pass", alone=True), fake("reads", reads))
+    rows = run(fake("first", "pass", exclusive=True), fake("reads", reads))
     assert [row["status"] for row in rows["reads"]["arms"]] == ["measured", "not run"]
 
 
@@ -161,7 +162,7 @@ def test_arms_run_at_the_same_time_only_if_they_fit_into_memory():
     ]
     assert [arm.name for arm in arms._wave(others, options, 100)] == ["a", "c"]
     assert [
-        arm.name for arm in arms._wave([fake("x", "", alone=True), *others], options, 1000)
+        arm.name for arm in arms._wave([fake("x", "", exclusive=True), *others], options, 1000)
     ] == ["x"]
 
 
@@ -297,7 +298,7 @@ def test_only_speed_chooses_the_arms_in_the_order_of_speed_after_what_they_are_c
     chosen = arms._chosen(options)
     assert [arm.name for arm in chosen] == list(SPEED)
     for place, arm in enumerate(chosen):
-        assert arm.than in ("", *SPEED[:place])
+        assert arm.baseline in ("", *SPEED[:place])
 
 
 def test_cache_of_xla_has_a_directory_for_each_gpu_driver_and_software(run, monkeypatch, tmp_path):
@@ -309,7 +310,7 @@ def test_cache_of_xla_has_a_directory_for_each_gpu_driver_and_software(run, monk
         )
         run(
             fake("cached", program, environment=(("CACHE", "{software}"),)),
-            words=["--rehearse", "--again"],
+            words=["--rehearse", "--remeasure"],
         )
     names = (tmp_path / "out" / "names").read_text().split()
     assert len(set(names)) == 3
