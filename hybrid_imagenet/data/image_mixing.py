@@ -18,8 +18,8 @@ import tensorflow as tf
 
 from hybrid_imagenet.data import device
 
-# Number of the first draw of an image that is used here: after those of every augmentation, and of
-# `training.random_batch`.
+# First of the draws of an image that decide how it is mixed. Augmentations and
+# `training.batch_subsampler` use lower indices, so the random streams do not overlap.
 _STREAM = 1 << 25
 _CHOICE, _SHARE, _TOP, _LEFT = range(4)
 _NUM_DRAWS = 4

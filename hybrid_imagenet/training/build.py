@@ -28,8 +28,8 @@ from hybrid_imagenet.optimizers.kinds import classify
 from hybrid_imagenet.order.sampling import SampleOrder
 from hybrid_imagenet.run_plan import ReadingPlan, RunPlan, XlaUse
 from hybrid_imagenet.training import warm_start
+from hybrid_imagenet.training.batch_subsampler import BatchSubsampler
 from hybrid_imagenet.training.losses import LOSSES, initial_bias
-from hybrid_imagenet.training.random_batch import RandomBatch
 from hybrid_imagenet.training.step import Batch, TrainStep
 
 
@@ -140,7 +140,7 @@ def train_step(
     plan: RunPlan,
     network: keras.Model,
     distributed_optimizer: DistributedOptimizer,
-    omit_images: RandomBatch | None = None,
+    subsample_batch: BatchSubsampler | None = None,
     class_weights: npt.NDArray[np.float32] | None = None,
 ) -> TrainStep:
     """Returns the training step of the network.
@@ -149,7 +149,7 @@ def train_step(
       plan: Plan of the run.
       network: returned by `model`.
       distributed_optimizer: returned by `optimizer`.
-      omit_images: returned by `random_batch`.
+      subsample_batch: returned by `batch_subsampler`.
       class_weights: returned by `class_weights`.
     """
     return TrainStep(
@@ -159,7 +159,7 @@ def train_step(
         loss=LOSSES[plan.step.loss],
         label_smoothing=plan.step.label_smoothing,
         jit_compile=_compiles_step(plan.step.xla),
-        omit_images=omit_images,
+        subsample_batch=subsample_batch,
         mixer=image_mixer(plan),
         class_weights=class_weights,
     )
@@ -230,11 +230,11 @@ def image_mixer(plan: RunPlan) -> ImageMixer | None:
     return ImageMixer(data.mixup_alpha, data.cutmix_alpha, plan.virtual_gpus)
 
 
-def random_batch(plan: RunPlan, communicator: Communicator) -> RandomBatch | None:
-    """Returns the function that omits random images of a batch, or None if all are used."""
+def batch_subsampler(plan: RunPlan, communicator: Communicator) -> BatchSubsampler | None:
+    """Returns what selects random images of a batch, or None if all are used."""
     if not plan.step.smallest_random_batch:
         return None
-    return RandomBatch(
+    return BatchSubsampler(
         plan.step.smallest_random_batch,
         plan.virtual_gpus,
         communicator.size,

@@ -90,10 +90,10 @@ class RunComponents:
         self.optimizer = build.optimizer(plan, self.model, communicator)
         # Callbacks find the optimizer here, as in `fit`.
         self.model.optimizer = self.optimizer
-        omit_images = build.random_batch(plan, communicator)
+        subsample_batch = build.batch_subsampler(plan, communicator)
         self.class_weights = build.class_weights(plan, train_source, communicator)
         self.step = build.train_step(
-            plan, self.model, self.optimizer, omit_images, self.class_weights
+            plan, self.model, self.optimizer, subsample_batch, self.class_weights
         )
         self.validation = self._build_validation(validation_source, options)
         loss_scale = self.optimizer.loss_scale

@@ -27,7 +27,7 @@ READBACK_DELAY_STEPS = 2
 Batch = Mapping[str, tf.Tensor]
 Labels: TypeAlias = tf.Tensor | MixedLabels
 Preprocess = Callable[[Batch], tf.Tensor]
-OmitImages = Callable[[Batch], tuple[Batch, tf.Tensor]]
+SubsampleBatch = Callable[[Batch], tuple[Batch, tf.Tensor]]
 
 
 class TrainStep:
@@ -69,7 +69,7 @@ class TrainStep:
         loss: Loss = cross_entropy,
         label_smoothing: float = 0.0,
         jit_compile: bool = False,
-        omit_images: OmitImages | None = None,
+        subsample_batch: SubsampleBatch | None = None,
         mixer: ImageMixer | None = None,
         class_weights: npt.NDArray[np.float32] | None = None,
     ):
@@ -84,17 +84,17 @@ class TrainStep:
           label_smoothing: Argument of the loss, in [0, 1].
           jit_compile: Whether to compile forward and backward pass with XLA. The reduction stays
             outside, and does not overlap with the backward pass.
-          omit_images: Returns the images of a batch that are used, and the weight of this rank's
-            mean loss among those of all ranks; None uses all images. Not with `jit_compile`,
-            because the number of images is different in each step.
+          subsample_batch: Returns the images of a batch that are used, and the weight of this
+            rank's mean loss among those of all ranks; None uses all images. Not with
+            `jit_compile`, because the number of images is different in each step.
           mixer: Mixes labels as `preprocess` mixes images; None if it does not mix them.
           class_weights: Factor on the loss of each class, float32 [classes]; None for no factors.
 
         Raises:
-          ValueError: For `omit_images` with `jit_compile`.
+          ValueError: For `subsample_batch` with `jit_compile`.
         """
-        if omit_images is not None and jit_compile:
-            raise ValueError("omit_images cannot be combined with jit_compile")
+        if subsample_batch is not None and jit_compile:
+            raise ValueError("subsample_batch cannot be combined with jit_compile")
         self.model = model
         self.optimizer = optimizer
         self.sums = SumAccumulator("train_sums")
@@ -106,7 +106,7 @@ class TrainStep:
         self._preprocess = preprocess
         self._loss = loss
         self._label_smoothing = label_smoothing
-        self._omit_images = omit_images
+        self._subsample_batch = subsample_batch
         self._mixer = mixer
         optimizer.build(model.trainable_variables)
         self._compile(jit_compile)
@@ -144,8 +144,8 @@ class TrainStep:
         It also adds loss and accuracy to the sums, and checks the loss.
         """
         weight = None
-        if self._omit_images is not None:
-            batch, weight = self._omit_images(batch)
+        if self._subsample_batch is not None:
+            batch, weight = self._subsample_batch(batch)
         images, labels = self._images_and_labels(batch)
         losses, logits, gradients = self._compiled_loss_and_gradients(images, labels, weight)
         self.sums.add(losses, logits, labels)

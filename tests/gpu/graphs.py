@@ -120,9 +120,9 @@ def training(
     optimizer = build.optimizer(plan, network, communicator)
     if ranks:
         optimizer.reducer.request_sum = RequestSum(NUM_REQUESTS)
-    omit_images = build.random_batch(plan, communicator)
+    subsample_batch = build.batch_subsampler(plan, communicator)
     weights = np.ones(CLASSES, np.float32) if plan.step.balances_classes else None
-    step = build.train_step(plan, network, optimizer, omit_images, weights)
+    step = build.train_step(plan, network, optimizer, subsample_batch, weights)
     batch = specs(
         config.data.augmentation,
         config.network.image_size,

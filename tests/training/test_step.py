@@ -136,8 +136,8 @@ def count(nodes, name):
 
 
 def test_step_that_omits_images_cannot_be_compiled_by_xla():
-    with pytest.raises(ValueError, match="omit_images cannot be combined with jit_compile"):
-        TrainStep(None, None, None, omit_images=lambda batch: (batch, 1.0), jit_compile=True)
+    with pytest.raises(ValueError, match="subsample_batch cannot be combined with jit_compile"):
+        TrainStep(None, None, None, subsample_batch=lambda batch: (batch, 1.0), jit_compile=True)
 
 
 def test_step_with_jit_compile_leaves_the_reduction_outside_xla():

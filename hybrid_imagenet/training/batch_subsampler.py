@@ -1,4 +1,4 @@
-"""Omits images of each GPU's batch, whose number is drawn at every step.
+"""Selects the images of each GPU's batch that a step uses, after drawing their number.
 
 Reference:
   Lu et al., Table 3.4, first row.
@@ -13,11 +13,12 @@ import tensorflow as tf
 from hybrid_imagenet.data import device
 from hybrid_imagenet.training.step import Batch
 
-# Number of the draw of an image that is used here: after those of every augmentation.
+# Draw of an image that decides. Augmentations use lower indices, so the random streams do not
+# overlap.
 _DRAW_NUMBER = 1 << 24
 
 
-class RandomBatch:
+class BatchSubsampler:
     """Draws how many images each GPU uses, uniformly from `min_images` to its whole batch.
 
     The draw of a GPU follows from the seed of its first image. So it depends neither on how GPUs
