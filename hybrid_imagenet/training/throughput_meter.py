@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.training.accumulators import ClassificationSums
+
+
+class Mark(NamedTuple):
+    """A position of the run from which rates are measured.
+
+    Attributes:
+      time: Seconds of `time.perf_counter`.
+      images: Images that the run has trained on.
+      step: Optimizer steps done.
+    """
+
+    time: float
+    images: int
+    step: int
 
 
 class ThroughputMeter:
@@ -24,16 +38,12 @@ class ThroughputMeter:
         self._last_time = now
         # Time from the beginning of the first epoch to the end of the first step.
         self._compile_seconds = 0.0
-        # At the beginning of the epoch, or of the part of it that this session trains.
-        self._epoch_start = now
-        self._epoch_start_images = state.images
+        # A resumed session begins inside the epoch.
+        self._epoch_start = self._mark()
         # Waits of the epoch up to the last fetch.
         self._epoch_wait_seconds = 0.0
-        # At the last fetch.
-        self._fetch_time = now
-        self._fetched_images = state.images
-        self._fetched_step = state.step
-        self._fetched_sums = ClassificationSums(0.0, 0.0, 0.0, 0.0)
+        self._last_fetch = self._mark()
+        self._last_fetch_sums = ClassificationSums(0.0, 0.0, 0.0, 0.0)
 
     def start_epoch(self, sums: ClassificationSums) -> None:
         """Begins an epoch, or the rest of one.
@@ -42,25 +52,26 @@ class ThroughputMeter:
           sums: of the part of the epoch that was trained earlier.
         """
         self.add_seconds()
-        self._epoch_start = self._last_time
-        self._epoch_start_images = self._state.images
+        self._epoch_start = self._mark()
         self._epoch_wait_seconds = 0.0
-        self._fetched_sums = sums
+        self._last_fetch_sums = sums
         self._restart_rates()
 
     def exclude_compilation(self) -> None:
         """Restarts the rates after the first step, whose call contained its compilation."""
         self.add_seconds()
-        self._compile_seconds = time.perf_counter() - self._epoch_start
+        self._compile_seconds = time.perf_counter() - self._epoch_start.time
         self._epoch_wait_seconds += self.wait_seconds
         self._restart_rates()
 
     def _restart_rates(self) -> None:
         """Measures the next rates from the present position."""
-        self._fetch_time = self._last_time
-        self._fetched_images = self._state.images
-        self._fetched_step = self._state.step
+        self._last_fetch = self._mark()
         self.wait_seconds = 0.0
+
+    def _mark(self) -> Mark:
+        """Returns the present position, at the time of the last call of `add_seconds`."""
+        return Mark(self._last_time, self._state.images, self._state.step)
 
     def step_values(self, sums: ClassificationSums) -> dict[str, Any]:
         """Returns the values since the last fetch.
@@ -69,33 +80,35 @@ class ThroughputMeter:
           sums: of this epoch so far; the fetch that gave them has waited for the device.
         """
         self.add_seconds()
-        steps = self._state.step - self._fetched_step
+        steps = self._state.step - self._last_fetch.step
         values: dict[str, Any] = {
             "step": self._state.step,
             "seconds": self._state.seconds,
-            **(sums - self._fetched_sums).means("train"),
+            **(sums - self._last_fetch_sums).means("train"),
         }
         # Without a step since the compiled one, whose time includes compilation, there is no speed
         # to record.
         if steps:
-            elapsed = max(self._last_time - self._fetch_time, 1e-9)
-            values["images_per_second"] = (self._state.images - self._fetched_images) / elapsed
+            elapsed = max(self._last_time - self._last_fetch.time, 1e-9)
+            num_images = self._state.images - self._last_fetch.images
+            values["images_per_second"] = num_images / elapsed
             values["step_seconds"] = elapsed / steps
             values["data_wait_fraction"] = self.wait_seconds / elapsed
         self._epoch_wait_seconds += self.wait_seconds
-        self._fetched_sums = sums
+        self._last_fetch_sums = sums
         self._restart_rates()
         return values
 
     def epoch_values(self) -> dict[str, Any]:
         """Returns the rates of the epoch; they cover this session's part, without validation."""
         self.add_seconds()
-        elapsed = max(time.perf_counter() - self._epoch_start, 1e-9)
+        elapsed = max(time.perf_counter() - self._epoch_start.time, 1e-9)
         values = {}
         if self._compile_seconds:
             values["train_start_seconds"] = self._compile_seconds
             self._compile_seconds = 0.0
-        values["images_per_second"] = (self._state.images - self._epoch_start_images) / elapsed
+        num_images = self._state.images - self._epoch_start.images
+        values["images_per_second"] = num_images / elapsed
         values["train_seconds"] = elapsed
         values["data_wait_fraction"] = (self._epoch_wait_seconds + self.wait_seconds) / elapsed
         return values
