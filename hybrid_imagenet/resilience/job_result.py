@@ -246,7 +246,7 @@ class JobResult:
         if self.requests.stop or self.was_killed or self.early_ranks:
             return
         exited = output.exited_rank
-        # A rank that has lost another one ends with this code, and is not the cause.
+        # A rank that has lost its peer exits with this code, and is not the cause.
         if exited is not None and exited.code != EXIT_STALLED:
             is_known = exited.rank < len(self.rank_hosts)
             _print_error(exited.message(self.rank_hosts[exited.rank] if is_known else ""))
@@ -265,7 +265,7 @@ class JobResult:
         return self.requests.unsaved_code()
 
     def _print_loss(self) -> None:
-        """Prints which host is lost, or what a rank said that has lost another one."""
+        """Prints which host is lost, or the line of the rank that lost its peer."""
         host = printable(self.output.lost_host)
         if not host or not self.launcher_code or self.requests.stop:
             print_raw(self.output.lost_rank_line)

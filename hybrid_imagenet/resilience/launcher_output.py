@@ -7,6 +7,7 @@ out or shown once.
 
 from __future__ import annotations
 
+import enum
 import re
 import signal
 from typing import NamedTuple
@@ -94,6 +95,24 @@ _UNKNOWN_HOST = re.compile(rb"ssh: Could not resolve hostname ([^:\s]+)")
 _NO_DAEMON = re.compile(rb"/orted: (No such file|not found|Permission denied)")
 # ssh prints this if the host rejects the login.
 _NO_LOGIN = re.compile(rb"^Host key verification failed|: Permission denied \(")
+
+
+class LineEvent(enum.Enum):
+    """What one line of a launcher reports.
+
+    The first three kinds are not shown: `NOISE` does not help the user, and `JobResult` reports an
+    unknown host or a lost rank at the end.
+    """
+
+    NOISE = enum.auto()
+    UNKNOWN_HOST = enum.auto()
+    LOST_RANK = enum.auto()
+    CAUSE = enum.auto()
+    TRACEBACK = enum.auto()
+    GPU_MEMORY_ERROR = enum.auto()
+    MISSING_DAEMON = enum.auto()
+    REJECTED_LOGIN = enum.auto()
+    OTHER = enum.auto()
 
 
 class KilledRank(NamedTuple):
@@ -192,7 +211,7 @@ class LauncherOutput:
         other than 0.
       cause_printed: whether a rank has printed why it ends.
       traceback_printed: whether a rank has printed a traceback.
-      lost_rank_line: the first line in which a rank says that it has lost another one, or b"".
+      lost_rank_line: the line of the first rank that lost its peer, or b"".
       mpi_errors: what Open MPI has printed about its own start.
     """
 
@@ -220,7 +239,7 @@ class LauncherOutput:
     def filter(self, line: bytes) -> bytes:
         """Returns the lines for the user: this one, and maybe one that was kept back."""
         lines = self._drop_blocks(line).splitlines(keepends=True)
-        lines_for_user = [each for each in lines if self._is_for_user(each)]
+        lines_for_user = [each for each in lines if self._record_line(each)]
         return b"".join(lines_for_user).replace(_RANK_0_ERROR_TAG, b"")
 
     def flush(self) -> bytes:
@@ -251,28 +270,30 @@ class LauncherOutput:
             )
         return ""
 
-    def _is_for_user(self, line: bytes) -> bool:
-        """Returns whether a line is for the user, and learns from it what became of the job."""
+    def _record_line(self, line: bytes) -> bool:
+        """Records what a line reports about the job; returns whether to show the line."""
         text = line[TAG.match(line).end() :]  # type: ignore[union-attr]
-        if match := _UNKNOWN_HOST.search(line):
-            self.unknown_host = match[1].decode(errors="replace")
+        event = _classify(text)
+        if event is LineEvent.NOISE:
             return False
-        if text.startswith(lost_rank.LOST_RANK_PREFIX.encode()):
+        if event is LineEvent.UNKNOWN_HOST:
+            match = _UNKNOWN_HOST.search(text)
+            self.unknown_host = match[1].decode(errors="replace")  # type: ignore[index]
+            return False
+        if event is LineEvent.LOST_RANK:
             self.lost_rank_line = self.lost_rank_line or text
-            return False
-        if _GREETINGS.search(text) or _LOSS_CONSEQUENCES.search(text.rstrip()):
             return False
         if self.mpi_errors.keep_line(text):
             return False
-        if _CAUSE.match(text):
+        if event is LineEvent.CAUSE:
             self.cause_printed = True
-        if text.startswith(_TRACEBACK):
+        elif event is LineEvent.TRACEBACK:
             self.traceback_printed = True
-        if out_of_memory.is_log_line_of_gpu(text):
+        elif event is LineEvent.GPU_MEMORY_ERROR:
             self._gpu_memory_ran_out = True
-        if _NO_DAEMON.search(text):
+        elif event is LineEvent.MISSING_DAEMON:
             self._daemon_is_missing = True
-        if _NO_LOGIN.search(text):
+        elif event is LineEvent.REJECTED_LOGIN:
             self._login_was_rejected = True
         return True
 
@@ -342,3 +363,28 @@ class LauncherOutput:
         rule = self._pending_rule
         self._pending_rule = b""
         return rule
+
+
+def _classify(text: bytes) -> LineEvent:
+    """Returns what a line reports.
+
+    Args:
+      text: The line without the tag of its rank.
+    """
+    if _UNKNOWN_HOST.search(text):
+        return LineEvent.UNKNOWN_HOST
+    if text.startswith(lost_rank.LOST_RANK_PREFIX.encode()):
+        return LineEvent.LOST_RANK
+    if _GREETINGS.search(text) or _LOSS_CONSEQUENCES.search(text.rstrip()):
+        return LineEvent.NOISE
+    if _CAUSE.match(text):
+        return LineEvent.CAUSE
+    if text.startswith(_TRACEBACK):
+        return LineEvent.TRACEBACK
+    if out_of_memory.is_log_line_of_gpu(text):
+        return LineEvent.GPU_MEMORY_ERROR
+    if _NO_DAEMON.search(text):
+        return LineEvent.MISSING_DAEMON
+    if _NO_LOGIN.search(text):
+        return LineEvent.REJECTED_LOGIN
+    return LineEvent.OTHER

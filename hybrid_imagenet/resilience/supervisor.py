@@ -250,7 +250,7 @@ class Supervisor:
     def _read_errors(self, pipe: IO[bytes]) -> None:
         """Passes on standard error, without greetings and without lines for this process."""
         for line in _lines(pipe):
-            line_for_user = self._take_job_line(line)
+            line_for_user = self._record_job_line(line)
             if line_for_user:
                 print_raw(self._output.filter(line_for_user))
             if self._output.mpi_errors.are_fatal and not self._rank_exits:
@@ -259,8 +259,8 @@ class Supervisor:
                 self._rank_exits.append((time.monotonic(), RankExit(EXIT_USAGE, saved=False)))
         print_raw(self._output.flush())
 
-    def _take_job_line(self, line: bytes) -> bytes:
-        """Stores what a line tells this process; returns what is left for the user.
+    def _record_job_line(self, line: bytes) -> bytes:
+        """Records a line addressed to the supervisor; returns the text for the user.
 
         Ranks write such lines with the job's word first. Their launcher puts a tag before it, or
         another rank's unfinished line comes before it.

@@ -604,7 +604,7 @@ def test_supervisor_tells_an_exception_of_a_rank_from_the_loss_of_another(
 ):
     job = supervisor.Supervisor(["mpirun"], is_script=True)
     for each_line in line.replace("$WORD", job._job_word).encode().splitlines(keepends=True):
-        job._output.filter(job._take_job_line(each_line))
+        job._output.filter(job._record_job_line(each_line))
     job._output.ranks_exited = ranks_exited
     assert job._result(1) == 1
     assert job.has_failed == has_failed
@@ -635,7 +635,7 @@ START_AGAIN = "next: hybrid-imagenet run mine.py\n"
 def test_print_next_command_prints_the_command_that_continues(lines, code, expected, capfd):
     job = supervisor.Supervisor(["mpirun"])
     for line in lines:
-        assert job._take_job_line(f"{job._job_word} {line}\n".encode()) == b""
+        assert job._record_job_line(f"{job._job_word} {line}\n".encode()) == b""
     supervisor.print_next_command(job, code, "hybrid-imagenet run mine.py")
     assert capfd.readouterr().err == expected
 
