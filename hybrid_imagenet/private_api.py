@@ -107,7 +107,7 @@ def trainable_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Var
     return variables
 
 
-def decays(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> bool:
+def is_weight_decayed(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> bool:
     """Returns whether `exclude_from_weight_decay` has not excluded a variable."""
     return bool(optimizer._use_weight_decay(variable))
 

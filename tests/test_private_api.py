@@ -213,9 +213,9 @@ def test_running_callbacks_has_all_callbacks_of_fit():
 def test_decays_is_false_for_excluded_variables():
     optimizer = keras.optimizers.SGD(0.1, weight_decay=0.1)
     kernel = keras.Variable(1.0, name="kernel")
-    assert private_api.decays(optimizer, kernel)
+    assert private_api.is_weight_decayed(optimizer, kernel)
     optimizer.exclude_from_weight_decay(var_names=["kernel"])
-    assert not private_api.decays(optimizer, kernel)
+    assert not private_api.is_weight_decayed(optimizer, kernel)
 
 
 def test_insert_callback_adds_one_for_later_events():

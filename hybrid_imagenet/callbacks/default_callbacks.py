@@ -126,7 +126,7 @@ def default_callbacks(
 
 
 def _check(callback: keras.callbacks.Callback) -> None:
-    """Rejects a callback that rank 0 must not have alone, or that lacks what it needs."""
+    """Raises for a callback that every rank needs, or whose package is missing."""
     name = type(callback).__name__
     effect = _effect_on_all_ranks(callback)
     if effect:

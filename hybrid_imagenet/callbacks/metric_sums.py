@@ -15,7 +15,7 @@ from hybrid_imagenet.comm import Communicator
 
 
 def single_metrics(metrics: Any) -> Iterator[keras.metrics.Metric]:
-    """Yields metrics; a metric that only holds others is replaced by these."""
+    """Yields the metrics, with containers such as CompileMetrics replaced by their members."""
     for metric in metrics:
         inside = getattr(metric, "metrics", None)
         if inside:

@@ -321,7 +321,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer, abc.ABC):
         if self.options.decay_all:
             indices = list(range(len(self.kinds)))
         variables = private_api.trainable_variables(self)
-        return [i for i in indices if private_api.decays(self, variables[i])]
+        return [i for i in indices if private_api.is_weight_decayed(self, variables[i])]
 
     def decay_coefficients(self, coefficient: float) -> np.ndarray:
         """Returns the coefficient for variables that decay and 0 for the others, float32 [n]."""

@@ -126,16 +126,16 @@ def warning(plan: RunPlan) -> str | None:
     flag, value = remedy(plan, top, tuned_step)
     times = max(tuned_step / top.value, top.value / tuned_step)
     digits = 0 if times >= 10 else 1
-    side = "smaller" if top.value < tuned_step else "larger"
+    comparison = "smaller" if top.value < tuned_step else "larger"
     method = "LARS"
-    whose = "tuned LARS has"
+    reference = "tuned LARS has"
     if plan.optimizer.spec.relative_rate:
         method = "LAMB"
-        whose = "its authors have"
+        reference = "its authors have"
     return (
-        f"the relative step of {method}, {top.value:.2g}, is {times:.{digits}f} times {side} than"
-        f" {whose} on ImageNet at batch {top.batch}, {tuned_step:.2g}: --{flag}={value:.3g} gives"
-        " that"
+        f"the relative step of {method}, {top.value:.2g}, is {times:.{digits}f} times {comparison}"
+        f" than {reference} on ImageNet at batch {top.batch}, {tuned_step:.2g}:"
+        f" --{flag}={value:.3g} gives that"
     )
 
 

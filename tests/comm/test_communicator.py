@@ -95,10 +95,10 @@ def test_program_whose_ranks_were_never_connected_warns_at_exit(monkeypatch, cap
         (0, "warning: the 2 ranks were never connected, so each has worked alone"),
         (1, ""),
     ):
-        monkeypatch.setattr(process._state, "read_placement", Placement(rank=rank, size=2))
+        monkeypatch.setattr(process._state, "placement", Placement(rank=rank, size=2))
         process._warn_if_never_connected()
         assert capsys.readouterr().err.partition(". Training")[0] == expected
-    monkeypatch.setattr(process._state, "read_placement", Placement(rank=0, size=2))
+    monkeypatch.setattr(process._state, "placement", Placement(rank=0, size=2))
     monkeypatch.setattr(process._state, "communicator", SingleProcess())
     process._warn_if_never_connected()
     assert capsys.readouterr().err == ""
@@ -108,7 +108,7 @@ def test_supervisor_is_notified_of_an_exit_without_an_error(monkeypatch, capfd):
     word = "0123456789abcdef" * 2
     monkeypatch.setenv(job_lines.JOB_VARIABLE, word)
     monkeypatch.delattr(sys, "last_type", raising=False)
-    monkeypatch.setattr(process._state, "read_placement", Placement(rank=1, size=2))
+    monkeypatch.setattr(process._state, "placement", Placement(rank=1, size=2))
     process._notify_supervisor_of_exit()
     line = capfd.readouterr().err
     assert job_lines.parse_program_end(line.removeprefix(word).encode()) == job_lines.ProgramEnd(

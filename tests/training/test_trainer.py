@@ -158,11 +158,11 @@ def test_train_with_accumulation_calls_batch_events_once_per_update(tmp_path):
 def test_logs_with_a_delay_of_two_steps_come_from_the_same_epoch(tmp_path):
     """Reads values late, as on a GPU; a copy from the epoch before is not used."""
 
-    def lag(trainer):
+    def delay(trainer):
         trainer.step.telemetry._delay_steps = 2
 
     immediate, _ = run(tmp_path / "now", "--max_steps=4", "--log_every_steps=1")
-    delayed, _ = run(tmp_path / "late", "--max_steps=4", "--log_every_steps=3", change=lag)
+    delayed, _ = run(tmp_path / "late", "--max_steps=4", "--log_every_steps=3", change=delay)
     (record,) = [logs for logs in delayed.step_logs if logs]
     assert record["step"] == 3
     assert record["train_loss"] == pytest.approx(immediate.step_logs[0]["train_loss"], rel=1e-6)

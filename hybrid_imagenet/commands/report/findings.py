@@ -299,7 +299,7 @@ def _describe_input_bound(run: LoadedRun) -> str:
     fraction = fractions.get("input", 0.0)
     if fraction < _INPUT_BOUND_FRACTION:
         return ""
-    return f"Input-bound: {_of_the_time(fraction)} went into waiting for input."
+    return f"Input-bound: {_format_share(fraction)} went into waiting for input."
 
 
 def _compare_with_reference(run: LoadedRun) -> str:
@@ -399,19 +399,22 @@ def _describe_time_causes(run: LoadedRun) -> list[str]:
         if fraction < _MIN_NAMED_FRACTION:
             continue
         time = format_duration(fraction * total_seconds)
-        line = f"{_of_the_time(fraction)} ({time}): {_CAUSE_TEXTS.get(cause, cause)}"
+        line = f"{_format_share(fraction)} ({time}): {_CAUSE_TEXTS.get(cause, cause)}"
         rank = describe_slowest_rank(run) if cause == "slowest rank" else ""
         if rank:
             line += f" ({rank})"
         lines.append(line)
     if not lines:
-        lines.append(f"Nothing that was measured took {_of_the_time(_MIN_NAMED_FRACTION)} or more.")
+        lines.append(
+            f"Nothing that was measured took {_format_share(_MIN_NAMED_FRACTION)} or more."
+        )
     if run.summary["world_size"] > 1 and "exposed communication" not in fractions:
         lines.append("Communication was not measured.")
     return lines
 
 
-def _of_the_time(fraction: float) -> str:
+def _format_share(fraction: float) -> str:
+    """Returns a share of the time in percent, such as "12 % of the time"."""
     return f"{100 * fraction:.0f} % of the time"
 
 
@@ -659,7 +662,7 @@ def _suggest_for_time(run: LoadedRun, cause: str, fraction: float) -> Iterator[S
         minimum = _MIN_EVALUATION_FRACTION_FOR_ADVICE
     if fraction < minimum:
         return
-    lost_time = f"{_of_the_time(fraction)} went into"
+    lost_time = f"{_format_share(fraction)} went into"
     if cause == "input":
         yield from _suggest_for_input(run, lost_time)
     elif cause == "exposed communication":
