@@ -102,7 +102,7 @@ def _parser() -> command_line.Parser:
         ),
     )
     parser.add_argument(
-        "--data_dir", metavar="DIR", help="directory or URL of the dataset (default: of the run)"
+        "--data_dir", metavar="DIR", help="directory or URL of the dataset (default: as in the run)"
     )
     parser.add_argument(
         "--data_cache_dir",
@@ -118,7 +118,7 @@ def _parser() -> command_line.Parser:
         metavar="FRACTION",
         help=(
             "fraction of each class that training held out for validation (only with"
-            " --dataset=folder; default: of the run, or 0 with --dataset)"
+            " --dataset=folder; default: as in the run, or 0 with --dataset)"
         ),
     )
     parser.add_argument(
@@ -156,8 +156,8 @@ def _parser() -> command_line.Parser:
         "--bad_records",
         choices=("fail", "skip"),
         help=(
-            "whether to fail at a record that cannot be read, or to skip it (default: of the run,"
-            " or fail with --dataset)"
+            "whether to fail at a record that cannot be read, or to skip it (default: as in the"
+            " run, or fail with --dataset)"
         ),
     )
     parser.add_argument(

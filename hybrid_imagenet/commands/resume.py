@@ -64,7 +64,7 @@ def _parser() -> command_line.Parser:
         "resume",
         "Continues a run in its directory, from its latest valid checkpoint and with its flags, on"
         " as many ranks as before. Use it for a run that was stopped, killed or lost a host, or to"
-        " train longer. Words after RUN are flags of training, which replace those of the run.",
+        " train longer. Words after RUN are flags of training, which replace the run's flags.",
         epilog=_EPILOG,
     )
     parser.add_argument("run", metavar="RUN", type=pathlib.Path, help=command_line.RUN_HELP)
@@ -84,7 +84,7 @@ def _parser() -> command_line.Parser:
         metavar="HOST:SLOTS,...",
         help="hosts with the number of ranks on each (default: as in the run)",
     )
-    parser.add_argument("--dry_run", action="store_true", help="print the command and stop")
+    parser.add_argument("--dry_run", action="store_true", help="print the command and exit")
     return parser
 
 

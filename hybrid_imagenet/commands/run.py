@@ -99,9 +99,9 @@ Train on two hosts with 8 GPUs each:
   hybrid-imagenet run -H node1:8,node2:8 -- --recipe=mlperf_lars --dataset=tfrecord --data_dir=/data
 Run your own script on four ranks:
   hybrid-imagenet run -np 4 train.py --epochs=8
-Run an example of the program, also without a checkout:
+Run an example of the program, even without a checkout:
   hybrid-imagenet run -np 2 examples/keras_fit.py
-Print the mpirun command and stop:
+Print the mpirun command and exit:
   hybrid-imagenet run -np 4 --dry_run train.py"""
 
 
@@ -265,7 +265,7 @@ def _parser() -> Parser:
         "run",
         "Starts the training program, or a script of yours, as several ranks on this host or on"
         " several hosts. Without -np and slots, one rank is started for each GPU. If a rank fails,"
-        " all end. To train in one process, use hybrid-imagenet train.",
+        " all ranks are stopped. To train in one process, use hybrid-imagenet train.",
         usage=_USAGE,
         epilog=_EXAMPLES,
     )
@@ -278,7 +278,7 @@ def _parser() -> Parser:
         type=command_line.whole_number,
         metavar="N",
         help=(
-            "number of ranks on all hosts together (default: the slots of -H, or one rank for each"
+            "total number of ranks on all hosts (default: the slots of -H, or one rank for each"
             " visible GPU)"
         ),
     )
@@ -296,8 +296,8 @@ def _parser() -> Parser:
         metavar="HOST:SLOTS,...",
         help=(
             "hosts with the number of ranks on each; without :SLOTS, one rank for each GPU of the"
-            " host, or -np divided over the hosts (default: the hosts of a job of PBS, LSF or"
-            " Slurm, or else this host)"
+            " host, or -np divided over the hosts (default: the hosts of a PBS, LSF or Slurm"
+            " job, or else this host)"
         ),
     )
     parser.add_argument(
@@ -342,7 +342,7 @@ def _parser() -> Parser:
         metavar="COMMAND",
         help="command to run after SIGUSR1 has stopped the job and a checkpoint was saved",
     )
-    parser.add_argument("--dry_run", action="store_true", help="print the mpirun command and stop")
+    parser.add_argument("--dry_run", action="store_true", help="print the mpirun command and exit")
     restarts = parser.add_argument_group("restart after a loss")
     restarts.add_argument(
         "--max_restarts",

@@ -67,7 +67,7 @@ class RunFlags:
     )
     epochs: float = option(
         90,
-        "Passes over the training images, which schedules span; 0.5 is half a pass.",
+        "Passes over the training images; a schedule spans all of them. 0.5 is half a pass.",
         unit="epochs",
         above=0,
         maximum=1e6,
@@ -102,7 +102,7 @@ class RunFlags:
     )
     stall_timeout: float = option(
         300.0,
-        "End the job after this time without progress. A hung rank is named after 30 s, or"
+        "Stop the job after this time without progress. A hung rank is reported after 30 s, or"
         " after half of this time if that is less, or after four mean steps if these take longer."
         " 0 disables.",
         unit="s",
@@ -170,7 +170,7 @@ class EvaluationFlags:
     )
     target_top1: tuple[float, ...] = option(
         (0.75, 0.759),
-        "Top-1 fractions whose epoch and time are reported.",
+        "Top-1 fractions; the first epoch that reaches each is reported, with its time.",
         minimum=0,
         maximum=1,
         basic=True,
@@ -218,7 +218,7 @@ class DataFlags:
     )
     storage_timeout: float = option(
         120.0,
-        "Time for which failed requests to a URL are retried before the run ends.",
+        "Time for which failed requests to a URL are retried before the run stops.",
         unit="s",
         minimum=0,
     )
@@ -369,9 +369,9 @@ class NetworkFlags:
 
     model: str = option(
         "resnet50",
-        "Network; or keras:NAME, a network of keras.applications with random weights, such as"
-        " keras:EfficientNetV2B0; or MODULE:FUNCTION, called with num_classes and image_size, which"
-        " returns a Keras model that gives logits.",
+        "Network. keras:NAME is a network of keras.applications with random weights, such as"
+        " keras:EfficientNetV2B0. MODULE:FUNCTION is your function, which takes num_classes and"
+        " image_size, and returns a Keras model whose output is logits.",
         choices=(*DEPTHS, "alexnet_bn"),
         accepts_function=True,
         basic=True,
@@ -485,7 +485,7 @@ class OptimizationFlags:
     per_gpu_batch: int = option(
         32,
         "Images per GPU and micro-batch, over which batch normalization computes its statistics."
-        f" On GPUs the default is {GPU_BATCH}; most recipes have the number of their paper.",
+        f" On GPUs the default is {GPU_BATCH}; most recipes use the batch of their paper.",
         unit="images",
         minimum=1,
         maximum=MAX_BATCH,

@@ -41,7 +41,7 @@ _INTRODUCTION = """\
 Trains an image classifier in this process; hybrid-imagenet run trains on several GPUs or hosts with
 the same flags. Values come from the defaults, then the recipe, then --flagfile=FILE,
 then the command line; the last one wins. FILE is a path, or the name of a flag file of the program
-such as digits. A boolean flag is written --name or --noname. Several values are separated by
+such as digits. A boolean flag is written --name or --noname. Separate several values with
 commas.
 """
 # What stands for a value of a flag without choices.
@@ -206,7 +206,10 @@ def _groups() -> dict[str, _Block]:
                 values_by_help.setdefault(entry_help, []).append(value)
             for values in values_by_help.values():
                 listed.append(_Entry(name, by_value[values[0]][name], tuple(values)))
-        groups[flag] = f"Options of --{flag}, each with the values that have it.", listed
+        groups[flag] = (
+            f"Options of --{flag}; the values that use an option are in parentheses.",
+            listed,
+        )
     return groups
 
 

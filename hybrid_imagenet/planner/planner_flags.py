@@ -42,7 +42,7 @@ class PlannerFlags:
         "h1", "Cluster to plan for; other flags change parts of it.", choices=tuple(CLUSTERS)
     )
     hosts: int | None = option(
-        None, "Number of hosts (default: those of the cluster).", minimum=1, maximum=1_000_000
+        None, "Number of hosts (default: as in the cluster).", minimum=1, maximum=1_000_000
     )
     gpus_per_host: int | None = option(
         None, "Number of GPUs per host (default: as in the cluster).", minimum=1, maximum=1024
@@ -75,18 +75,18 @@ class PlannerFlags:
     )
     images_per_second: float | None = option(
         None,
-        "Speed of one GPU alone at --per_gpu_batch, instead of --speed (default: of --speed).",
+        "Speed of one GPU alone at --per_gpu_batch, instead of --speed (default: from --speed).",
         minimum=1e-3,
     )
     link: str | None = option(
         None,
         f"Link between hosts: {', '.join(HOST_LINKS)}, or a bandwidth such as 25gbit or"
-        " 3.1GB/s:20us (default: that of the cluster).",
+        " 3.1GB/s:20us (default: as in the cluster).",
     )
     inside: str | None = option(
         None,
         f"Link inside a host: {', '.join(INTRA_HOST_LINKS)}, or a bandwidth such as 20GB/s:5us"
-        " (default: that of the cluster).",
+        " (default: as in the cluster).",
     )
     epochs: int = option(90, "Passes over ImageNet.", minimum=1)
     max_gpus: int = option(
