@@ -55,7 +55,7 @@ class DistributedOptimizer(KerasProtocol):
     and cast converts to the type of `compression`:
 
         r_i    = sum_k cast(g_ik / N)                 one all-reduce per bucket, as gradients appear
-        finite = isfinite(sum_i ||r_i||^2)            after the sum: the same verdict on every rank
+        finite = isfinite(sum_i ||r_i||^2)            after the sum: the same decision on every rank
         if finite: inner's rule on r / S              float32; on a GPU a mask instead of a branch
         S      = next(S, finite)
 

@@ -3,7 +3,7 @@
 A step goes through these methods:
 
     _prepare           before the gradients arrive: 1 / loss scale, weight decay, norms of weights
-    _decide            from the gradients' square sums: one verdict, the next loss scale, counters
+    _decide            from the gradients' square sums: one decision, the next loss scale, counters
     _apply_rule        new weights, slots and averages from old ones, by `GroupedOptimizer.update`
     _apply_constraints the constraints of weights
 
@@ -272,7 +272,7 @@ class UpdateExecutor(abc.ABC):
     ) -> tuple[Outcome, GradientScaling]:
         """Decides from the gradients' square sums whether the step is taken, and what follows.
 
-        The gradients are means over ranks, so all ranks come to the same verdict.
+        The gradients are means over ranks, so all ranks decide the same.
         """
         hyperparameters = StepHyperparameters.from_vector(scalars.hyperparameters)
         total = _sum_in_lane_zero(square_sums)

@@ -249,7 +249,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer, abc.ABC):
         """Sets the kind of each trainable variable, in order; by default vectors are biases.
 
         Raises:
-          ValueError: if it is called after a build with another number of variables.
+          ValueError: if it is called after a build with a different number of variables.
         """
         if self.built and len(kinds) != len(private_api.trainable_variables(self)):
             raise ValueError(

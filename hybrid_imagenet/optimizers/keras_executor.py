@@ -70,7 +70,7 @@ class KerasExecutor:
     ) -> None:
         """Updates, then puts all values back if the gradients are not finite.
 
-        A branch would make the host wait for the verdict of the GPU.
+        A branch would make the host wait for the decision of the GPU.
         """
         state = [v.value for v in (*self._variables, *self._optimizer.variables)]
 

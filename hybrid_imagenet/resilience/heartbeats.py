@@ -232,7 +232,7 @@ class HeartbeatLog:
     def _seconds_without_progress(self, now: float) -> float | None:
         """Returns the time in which no rank has advanced, or None.
 
-        None means that the time is within the limit, or that heartbeats are missing for a verdict.
+        None means that the time is within the limit, or that heartbeats are missing to decide.
         """
         heartbeats = self._latest()
         if not heartbeats or any(heartbeat.step is None for heartbeat in heartbeats):

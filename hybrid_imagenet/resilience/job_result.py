@@ -93,7 +93,7 @@ class JobResult:
             _print_error(output.mpi_errors.summary())
             return EXIT_USAGE
         if not output.cause_printed:
-            # Open MPI has started in spite of these errors, so they are the user's to judge.
+            # Open MPI has started in spite of these errors, so the user decides what they mean.
             print_raw(output.mpi_errors.raw_lines())
         if output.killed_rank is not None and self._was_ended_by_killed_rank():
             _print_error(output.killed_rank.message(is_script=self.is_script))

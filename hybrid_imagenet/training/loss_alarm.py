@@ -1,4 +1,4 @@
-"""Judges the loss of every step on the device, so that divergence is noticed without a fetch."""
+"""Checks the loss of every step on the device, so that divergence is noticed without a fetch."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ class LossAlarm:
     def __init__(self, threshold: float):
         self.threshold = threshold
         self.variable = tf.Variable(tf.zeros([3], tf.float64), trainable=False, name="loss_alarm")
-        self._next_state = xla.compile_on_gpu(self._judge_state)
+        self._next_state = xla.compile_on_gpu(self._check_state)
 
-    def judge(self, losses: tf.Tensor) -> None:
-        """Judges a micro-batch of the current step, before `advance` counts that step.
+    def check(self, losses: tf.Tensor) -> None:
+        """Checks a micro-batch of the current step, before `advance` counts that step.
 
         Args:
           losses: of the images on this rank, float32 [b].
         """
         self.variable.assign(self._next_state(losses, self.variable.read_value()))
 
-    def _judge_state(self, losses: tf.Tensor, state: tf.Tensor) -> tf.Tensor:
+    def _check_state(self, losses: tf.Tensor, state: tf.Tensor) -> tf.Tensor:
         """Returns the state after a micro-batch, in the form of `variable`."""
         loss = tf.cast(tf.reduce_mean(losses), tf.float64)
         steps_done, first_bad_step, _ = tf.unstack(state)

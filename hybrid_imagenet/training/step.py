@@ -149,7 +149,7 @@ class TrainStep:
         images, labels = self._images_and_labels(batch)
         losses, logits, gradients = self._compiled_loss_and_gradients(images, labels, weight)
         self.sums.add(losses, logits, labels)
-        self.alarm.judge(losses)
+        self.alarm.check(losses)
         return gradients
 
     def _images_and_labels(self, batch: Batch) -> tuple[tf.Tensor, Labels]:

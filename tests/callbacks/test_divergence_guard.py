@@ -1,4 +1,4 @@
-"""Divergence is detected at every step, also at steps whose values are not read.
+"""Divergence is detected at every step, even at steps whose values are not read.
 
 Whole runs are tested in tests/resilience/test_diverged.py.
 """
@@ -59,7 +59,7 @@ def test_highest_loss_is_a_hundred_times_the_loss_of_guessing():
 def test_loss_alarm_keeps_the_first_bad_step(bad, mean):
     alarm = LossAlarm(10.0)
     for values in (losses(9.0, 11.0), losses(1.0, bad), losses(math.nan, 1.0)):
-        alarm.judge(values)
+        alarm.check(values)
         alarm.advance()
     step, loss = alarm.read()
     assert step == 2
@@ -70,12 +70,12 @@ def test_loss_alarm_counts_micro_batches_as_one_step():
     alarm = LossAlarm(10.0)
     for _ in range(3):
         for _ in range(2):
-            alarm.judge(losses(10.0, 10.0))
+            alarm.check(losses(10.0, 10.0))
         alarm.advance()
     assert alarm.read() is None
-    alarm.judge(losses(1.0))
-    alarm.judge(losses(11.0))
-    alarm.judge(losses(1.0))
+    alarm.check(losses(1.0))
+    alarm.check(losses(11.0))
+    alarm.check(losses(1.0))
     alarm.advance()
     assert alarm.read() == (4, 11.0)
 

@@ -1,4 +1,4 @@
-"""Judges the facts of all hosts: pure functions from facts to findings, each with a remedy."""
+"""Checks the facts of all hosts: pure functions from facts to findings, each with a remedy."""
 
 from __future__ import annotations
 

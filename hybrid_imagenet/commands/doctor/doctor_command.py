@@ -52,7 +52,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser = command_line.Parser(
         "doctor",
         "Checks this host, or the hosts of a cluster, before a long run: software, GPUs, network,"
-        " disk and dataset. Each line begins with OK, WARN or FAIL and names a remedy. The last"
+        " disk and dataset. Each line begins with OK, WARN or FAIL and suggests a remedy. The last"
         " line says whether the hosts are ready, or what to fix first.",
         epilog=_EPILOG,
     )
@@ -94,13 +94,13 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--no_ranks",
         action="store_true",
-        help="only query the hosts: do not start ranks that sum a vector",
+        help="query the hosts only, without starting ranks for a test sum",
     )
     return parser.parse_args(arguments)
 
 
 def check_hosts(options: argparse.Namespace) -> tuple[dict[str, Facts], list[Finding]]:
-    """Queries all hosts, judges their facts, and tries mpirun and a sum over two ranks.
+    """Queries all hosts, checks their facts, and tries mpirun and a sum over two ranks.
 
     Returns:
       The facts of the hosts that answered, by name; and all findings, in the order of the report.
@@ -150,7 +150,7 @@ def check_hosts(options: argparse.Namespace) -> tuple[dict[str, Facts], list[Fin
 
 
 def check_mpirun() -> Finding:
-    """Judges the mpirun that starts ranks, and the one that a bare horovodrun would use."""
+    """Checks the mpirun that starts ranks, and the one that a bare horovodrun would use."""
     try:
         chosen = mpirun.find()
     except UserError as error:
@@ -179,7 +179,7 @@ def format_report(findings: Sequence[Finding], use_color: bool) -> str:
     for level in (PASS, WARN, FAIL):
         count = sum(finding.level == level for finding in findings)
         counts.append(f"{count} {level}")
-    lines += [", ".join(counts), printable(_verdict(findings))]
+    lines += [", ".join(counts), printable(_conclusion(findings))]
     return "\n".join(lines)
 
 
@@ -190,7 +190,7 @@ def _finding_text(finding: Finding) -> str:
     return text
 
 
-def _verdict(findings: Sequence[Finding]) -> str:
+def _conclusion(findings: Sequence[Finding]) -> str:
     """Returns whether the hosts are ready for a run, or the first thing to fix."""
     failed = [finding for finding in findings if finding.level == FAIL]
     if failed:

@@ -40,7 +40,7 @@ _NVIDIA_SMI_SECONDS = 20
 
 
 def collect_facts(request: dict[str, Any], root: Path = Path("/")) -> dict[str, Any]:
-    """Returns all facts that the doctor judges, JSON-ready.
+    """Returns all facts that the doctor checks, JSON-ready.
 
     Args:
       request: `data_dir` (of the dataset), `run_dir` (for results) and `hosts` (names to look up);

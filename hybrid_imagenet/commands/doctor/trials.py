@@ -59,7 +59,7 @@ def run_trials(
         started = time.monotonic()
         outcome = run(trial)
         seconds = time.monotonic() - started
-        findings.append(judge_outcome(trial, outcome, expect_nccl, seconds))
+        findings.append(check_outcome(trial, outcome, expect_nccl, seconds))
     return findings
 
 
@@ -128,7 +128,7 @@ def run_trial(
         return TrialOutcome(None, process.communicate()[0])
 
 
-def judge_outcome(
+def check_outcome(
     trial: Trial, outcome: TrialOutcome, expect_nccl: bool, seconds: float
 ) -> Finding:
     """Returns the finding of a trial, with the remedy.

@@ -1,4 +1,4 @@
-"""Judges a run: did it go well, what took time, and what to try next.
+"""Assesses a run: did it go well, what took time, and what to try next.
 
 Every text here is one that the report shows.
 """
@@ -84,8 +84,8 @@ class Assessment:
 
 
 def assess(run: LoadedRun) -> Assessment:
-    """Judges a run from its records."""
-    verdict, outcome = _judge_outcome(run)
+    """Assesses a run from its records."""
+    verdict, outcome = _assess_outcome(run)
     reference_comparison = _compare_with_reference(run) if run.is_imagenet else ""
     handover_note = _describe_update_jump(run)
     time_causes = _describe_time_causes(run)
@@ -110,14 +110,14 @@ def assess(run: LoadedRun) -> Assessment:
     )
 
 
-def _judge_outcome(run: LoadedRun) -> tuple[str, str]:
+def _assess_outcome(run: LoadedRun) -> tuple[str, str]:
     """Returns the verdict and a description of the outcome.
 
     A run whose loss is far above that of guessing is bad, whether it has ended or not.
     """
     if run.divergence_record is not None:
         return BAD, _describe_divergence(run, run.divergence_record)
-    verdict, text = _judge_accuracy(run)
+    verdict, text = _assess_accuracy(run)
     if run.error:
         text += f" The error that ended it: {run.error}"
     losses = loss_far_above_guessing(run)
@@ -180,7 +180,7 @@ def _newest_training_loss(run: LoadedRun) -> float | None:
     return None
 
 
-def _judge_accuracy(run: LoadedRun) -> tuple[str, str]:
+def _assess_accuracy(run: LoadedRun) -> tuple[str, str]:
     """Returns the verdict, and the accuracy compared with the targets."""
     best = run.summary.get("best_val_top1")
     if best is None:
@@ -191,8 +191,8 @@ def _judge_accuracy(run: LoadedRun) -> tuple[str, str]:
         return OPEN, f"Nothing has been validated after {progress}, {run.state}."
     targets = _meaningful_targets(run)
     if not targets:
-        return _judge_without_target(run, best)
-    return _judge_targets(run, best, targets)
+        return _assess_without_target(run, best)
+    return _assess_targets(run, best, targets)
 
 
 def _meaningful_targets(run: LoadedRun) -> dict[float, dict[str, Any]]:
@@ -211,7 +211,7 @@ def _meaningful_targets(run: LoadedRun) -> dict[float, dict[str, Any]]:
     return {target: entries.get(target, {}) for target in run.targets}
 
 
-def _judge_without_target(run: LoadedRun, best: float) -> tuple[str, str]:
+def _assess_without_target(run: LoadedRun, best: float) -> tuple[str, str]:
     problems = [text for text in (describe_overfitting(run), _describe_input_bound(run)) if text]
     sentences = [f"{_capitalize(_best_text(run, best))}{_ending(run)}."]
     if problems:
@@ -223,7 +223,7 @@ def _judge_without_target(run: LoadedRun, best: float) -> tuple[str, str]:
     return verdict, " ".join(sentences)
 
 
-def _judge_targets(
+def _assess_targets(
     run: LoadedRun, best: float, targets: Mapping[float, Mapping[str, Any]]
 ) -> tuple[str, str]:
     planned = f" of {format_epochs(run.epochs_planned)}" if run.epochs_planned else ""

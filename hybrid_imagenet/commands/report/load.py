@@ -106,7 +106,7 @@ class LoadedRun:
 
     @property
     def has_meaningful_targets(self) -> bool:
-        """Whether to judge the run by its targets.
+        """Whether to assess the run by its targets.
 
         The default targets are accuracies on ImageNet, which mean nothing on other datasets.
         """

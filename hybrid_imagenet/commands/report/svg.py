@@ -39,7 +39,7 @@ LIGHT = ("#0471fa", "#d8640f", "#004a38", "#9557ab", "#68390b", "#361f65", "#767
 DARK = ("#717bfc", "#d17d26", "#44c487", "#ce8be1", "#efdc4f", "#e8eeff", "#8a919c")
 """Colors of lines and bars by number, for the light and the dark theme.
 
-Each differs from every other and from the background of a card, also for readers who lack one type
+Each differs from every other and from the background of a card, even for readers who lack one type
 of cone. The last one, a grey, is for lines that are not a run.
 """
 COLORS = len(LIGHT)

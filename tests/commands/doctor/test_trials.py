@@ -1,4 +1,4 @@
-"""Tests the doctor's trials: which ranks are started, and the verdict on their output."""
+"""Tests the doctor's trials: which ranks are started, and what their output means."""
 
 import copy
 
@@ -29,8 +29,8 @@ def test_choose_trials_inside_each_kind_of_host_and_between_two():
 
 
 @pytest.mark.parametrize(("expect_nccl", "check"), [(True, "NCCL"), (False, "two ranks")])
-def test_judge_outcome_of_two_right_sums_passes(expect_nccl, check):
-    finding = trials.judge_outcome(TWO, TrialOutcome(0, SUMS), expect_nccl, 5)
+def test_check_outcome_of_two_right_sums_passes(expect_nccl, check):
+    finding = trials.check_outcome(TWO, TrialOutcome(0, SUMS), expect_nccl, 5)
     assert (finding.level, finding.check, finding.remedy) == (PASS, f"{check} from a to b", "")
     assert finding.message == "they summed a vector in 5 s, including their start"
 
@@ -48,8 +48,8 @@ def test_judge_outcome_of_two_right_sums_passes(expect_nccl, check):
         (TrialOutcome(None, "a line\n"), "no sum within 120 s: a line"),
     ],
 )
-def test_judge_outcome_of_a_failed_trial_names_a_command_to_repeat_it(outcome, words, expect_nccl):
-    finding = trials.judge_outcome(ONE, outcome, expect_nccl, 5)
+def test_check_outcome_of_a_failed_trial_names_a_command_to_repeat_it(outcome, words, expect_nccl):
+    finding = trials.check_outcome(ONE, outcome, expect_nccl, 5)
     assert finding.level == FAIL and words in finding.message
     assert "hybrid-imagenet run -np 2 -H a:2" in finding.remedy
 
