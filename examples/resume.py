@@ -3,8 +3,8 @@
     hybrid-imagenet run -np 2 examples/resume.py --epochs=3
     hybrid-imagenet run -np 4 examples/resume.py --epochs=6      # continues with epoch 4
 
-The program saves after each epoch. If a rank hangs, it is named after 30 s, and the job ends with
-code 4 after --stall_timeout seconds. Then start it again.
+The program saves after each epoch. If a rank hangs, it is reported after 30 s, and the job stops
+with code 4 after --stall_timeout seconds. Then start it again.
 """
 
 import argparse

@@ -129,7 +129,7 @@ class Pool:
         self._calls = 0
         count = [str(self.size)] if self._launcher else []
         command = [*LAUNCHERS[self._launcher], *count, sys.executable, "-m", "tests.support.rank"]
-        # Rank 0 alone would check the disk. All ranks of a pool must return the same, also after an
+        # Rank 0 alone would check the disk. All ranks of a pool must return the same, even after an
         # error, so no rank checks it.
         variables = {CHECKED_VARIABLE: "1"} if self.size > 1 else {}
         with (self._folder / "log").open("w") as log:

@@ -127,7 +127,8 @@ def check_ranks(callbacks: Iterable[keras.callbacks.Callback], communicator: Com
     Every rank calls it. Rank 0 may have more classes of callbacks than others.
 
     Raises:
-      SharedError: on all ranks, if a rank has another number of callbacks of a class than rank 0.
+      SharedError: On all ranks, if a rank and rank 0 have different numbers of callbacks of a
+        class.
     """
     names = [name for name in stateful_callbacks(callbacks) if not name.endswith(_RANK_ZERO)]
     counts_by_rank = communicator.allgather_object(

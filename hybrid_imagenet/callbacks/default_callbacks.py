@@ -97,7 +97,7 @@ def default_callbacks(
     Args:
       *first_rank: callbacks for rank 0 only, such as `keras.callbacks.ModelCheckpoint` and
         `BackupAndRestore`.
-      stall_timeout: seconds without progress of a rank after which the job ends with exit code 4;
+      stall_timeout: seconds without progress of a rank after which the job stops with exit code 4;
         0 never ends it (default: 600.0).
 
     Returns:

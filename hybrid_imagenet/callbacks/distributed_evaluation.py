@@ -66,8 +66,8 @@ def evaluate(
       print(hi.evaluate(model, *test, batch_size=64))
 
     Args:
-      model: compiled, with the same weights on all ranks, as after `fit`. After a custom loop, call
-        `hi.merge_batch_norm_statistics(model)` first.
+      model: A compiled model whose weights are equal on all ranks, as they are after `fit`. After a
+        custom loop, call `hi.merge_batch_norm_statistics(model)` first.
       x: inputs, or a `tf.data.Dataset` or `PyDataset` of batches. A rank may have no example, as
         with fewer batches than ranks, unless `x` is a `PyDataset` or the model runs eagerly.
       y: targets (default: None, if `x` has them).

@@ -50,10 +50,10 @@ class StallWatchdog(TrainingCallback):
     work.
 
     If `stop_training` is set at a batch on some ranks only, the others would wait for them in the
-    next step. Then the job ends with exit code 2 within seconds.
+    next step. Then the job stops with exit code 2 within seconds.
 
     Args:
-      stall_timeout: seconds without progress after which the job ends (default: 600.0).
+      stall_timeout: seconds without progress after which the job stops (default: 600.0).
       watchdog: a watchdog that runs already and is stopped by its owner (default: None, `fit`
         starts one).
     """

@@ -103,7 +103,7 @@ class SwapAveragedWeights(TrainingCallback):
             variable.assign(self._averaged_statistics[path].value)
 
     def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Restores the trained weights, also after a validation that has failed."""
+        """Restores the trained weights, even after a validation that has failed."""
         self._swap_out()
 
     def before_save(self) -> None:

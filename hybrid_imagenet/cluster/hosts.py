@@ -156,7 +156,7 @@ def gather_by_mpi(strings: Sequence[str], size: int) -> list[list[str]]:
       The strings of all ranks, in the order of ranks.
 
     Raises:
-      UserError: If mpi4py is missing, or MPI connects another number of ranks.
+      UserError: If mpi4py is missing, or MPI connects a different number of ranks.
     """
     mpi4py = import_optional(
         "mpi4py",

@@ -1,6 +1,6 @@
 """The exact order of examples for any training loop.
 
-Each example is used once per epoch, and an interrupted run continues at the very next one. The
+Each example is used once per epoch, and an interrupted run continues with the next one. The
 order is a function of (seed, epoch), so its state is only two integers: the epoch, and how many of
 its examples are trained. All ranks have the same state. A run continues from it on any number of
 ranks and with any batch size.
@@ -211,8 +211,8 @@ class ExactBatchSampler:
         """Continues at a state of a run with any number of ranks and any batch size.
 
         Call it before the loader's iterator is created: an earlier iterator raises an error at its
-        next batch. Seed, dataset and `shuffle` must be those of the run, which two integers cannot
-        show.
+        next batch. Seed, dataset and `shuffle` must be the same as in the run, which two integers
+        cannot show.
 
         Raises:
           UserError: for a state of another form, or an offset that the dataset does not have.

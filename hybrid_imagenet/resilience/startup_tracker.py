@@ -72,7 +72,7 @@ class StartupTracker:
         return bool(self._ranks)
 
     def record(self, text: bytes, now: float) -> bool:
-        """Stores a rank's stage; returns False if this is another kind of line.
+        """Stores a rank's stage; returns False for any other kind of line.
 
         Args:
           text: a line of standard error after the job's word.

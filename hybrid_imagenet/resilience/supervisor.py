@@ -14,7 +14,7 @@ process returns the exit code that the ranks gave:
   notices, because it writes to pipes that this process always reads.
 - ssh and Open MPI's daemons send keep-alive messages to other hosts, so that a lost host is noticed
   even if no rank can report it.
-- If a rank of a user's program ends long before the others, it is named once, because with
+- If a rank of a user's program ends long before the others, it is reported once, because with
   TensorFlow's engine the others may wait for it forever. The job continues, since rank 0 may just
   as well be saving results.
 """
@@ -69,9 +69,10 @@ _READ_WAIT_SECONDS = 2.0
 # How often a request to stop is repeated. mpirun loses requests that come before it has started its
 # ranks.
 _REPEAT_REQUEST_SECONDS = 2.0
-# Older ends of ranks did not end the job, because the job survived them.
+# Ignore rank exits older than this: the job kept running after them, so they are not why it
+# stopped.
 _MAX_RANK_EXIT_AGE_SECONDS = 60.0
-# How long ranks may run after another one's program has ended, before that rank is named.
+# How long ranks may run after another one's program has ended, before that rank is reported.
 _EARLY_RANK_PATIENCE_SECONDS = 30.0
 # The first rank must start within twice --stall_timeout, but has at least this long.
 _MIN_START_SECONDS = 60.0

@@ -93,7 +93,7 @@ class Watchdog:
 
     All of this happens in a daemon thread. A silent rank is reported on standard error after 30 s
     (or half of `stall_timeout` if that is less), with its host, process, last step and stack. If no
-    rank advances, the culprits are reported. After `stall_timeout` the job ends with EXIT_STALLED.
+    rank advances, the culprits are reported. After `stall_timeout` the job stops with EXIT_STALLED.
     Before the first step, which compiles, only silence counts.
     """
 
@@ -111,7 +111,7 @@ class Watchdog:
 
         Args:
           communicator: connects this rank with the others.
-          stall_timeout: seconds after which the job ends; 0 switches the watchdog off.
+          stall_timeout: seconds after which the job stops; 0 switches the watchdog off.
           waiting_modules: modules in which a rank that has done its own work waits for the others,
             so it is not to blame.
           is_running: returns whether the watched work is still running; if not, this rank leaves
@@ -208,7 +208,7 @@ class Watchdog:
     def record_stop(self) -> None:
         """Records that this rank takes no step after its last one.
 
-        If another rank has begun one, it would wait there forever, so the job ends.
+        If another rank has begun one, it would wait there forever, so the job stops.
         """
         self._has_stopped = True
 

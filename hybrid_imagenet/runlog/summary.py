@@ -156,7 +156,8 @@ def summarize(
     seconds = wall_seconds if wall_seconds is not None else _last(records, "seconds")
     steady = steady_throughput(epochs)
     if _number_of_gpus_changed(epochs, workers):
-        # The run was resumed on another number of GPUs, so no speed belongs to `world_size` GPUs.
+        # The run was resumed on a different number of GPUs, so no speed belongs to `world_size`
+        # GPUs.
         steady = None
         single_gpu_images_per_second = None
     causes = time_by_cause(epochs, seconds, single_gpu_images_per_second, world_size)
@@ -466,7 +467,7 @@ def is_top5_meaningful(num_classes: int | None) -> bool:
 def _speed_line(summary: Mapping[str, Any]) -> str:
     rate = summary["images_per_second"]
     number_of_ranks_changed = rate and not summary["steady_images_per_second"]
-    before = " (before on another number of ranks)" if number_of_ranks_changed else ""
+    before = " (before on a different number of ranks)" if number_of_ranks_changed else ""
     return (
         f"{_format_rate(rate)} images/s on {pluralize(summary['world_size'], 'rank')}{before},"
         f" {format_duration(summary['wall_seconds'])} in training and validation"

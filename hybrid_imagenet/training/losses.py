@@ -78,7 +78,7 @@ def mixed_loss(
     """Computes the loss of mixed images, float32 [b].
 
     Both losses are linear in the targets. So the loss of targets that are shared between two labels
-    is the mean of the losses of the two labels, weighted by share, also with label smoothing.
+    is the mean of the losses of the two labels, weighted by share, even with label smoothing.
     """
     image_losses = loss(logits, labels.own, smoothing)
     partner_losses = loss(logits, labels.partner, smoothing)

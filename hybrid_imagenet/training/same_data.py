@@ -54,7 +54,7 @@ def check_resumed(checkpoint: CheckpointArchive, sources: Mapping[str, Source]) 
         difference = identity_difference(source.identity, stored[name]) if name in stored else ""
         if difference:
             raise UserError(
-                f"{checkpoint.path}: the {name} data are not those of the run: {difference}. Resume"
-                " with the data that the run was started with (and, for --tuning_split, the"
-                " --seed), or start a new run on these data with --init_from."
+                f"{checkpoint.path}: the {name} data differ from the data of the run:"
+                f" {difference}. Resume with the data that the run was started with (and, for"
+                " --tuning_split, the --seed), or start a new run on these data with --init_from."
             )

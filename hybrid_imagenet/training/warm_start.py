@@ -47,7 +47,7 @@ def freeze(network: keras.Model, prefixes: tuple[str, ...]) -> None:
 def load(path: str, network: keras.Model) -> list[str]:
     """Loads the weights of a file into a network.
 
-    The last layer keeps its initial weights if the file has another number of classes.
+    The last layer keeps its initial weights if the file has a different number of classes.
 
     Args:
       path: as for `checkpoints.pretrained.load`.
@@ -88,7 +88,7 @@ def load(path: str, network: keras.Model) -> list[str]:
     )
     if initialized:
         lines.append(
-            "the last layer is initialized, for another number of classes:"
+            "the last layer is initialized, because the number of classes differs:"
             f" {', '.join(initialized)}"
         )
     return lines

@@ -96,7 +96,7 @@ def test_summary_of_a_run_on_two_numbers_of_gpus_has_no_speed():
     assert result["targets"][0]["epochs"] == 2
     assert result["targets"][0]["actual_average_single_gpu_seconds"] is None
     assert (
-        "images/s on 2 ranks (before on another number of ranks), "
+        "images/s on 2 ranks (before on a different number of ranks), "
         in summary.summary_lines(result)[1]
     )
     same_number = [row | {"global_batch": 64} for row in rows]

@@ -1,4 +1,4 @@
-"""Every example of an epoch is used or dropped once over all ranks, also after a restart."""
+"""Every example of an epoch is used or dropped once over all ranks, even after a restart."""
 
 import concurrent.futures
 import json

@@ -69,7 +69,7 @@ def test_run_stopped_by_max_steps_resumes_to_the_same_result(tiny_data, tmp_path
     other = program.train_here(named, run_dir, *HALVES, "--resume")
     assert other.returncode == 2
     assert (
-        "the training data are not those of the run: other class names. Resume with the data"
+        "the training data differ from the data of the run: other class names. Resume with the data"
         in other.stderr
     )
     second = program.train_here(tiny_data, run_dir, *HALVES, "--resume")

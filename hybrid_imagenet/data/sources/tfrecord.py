@@ -175,7 +175,7 @@ class ShardSource(Source):
         """
         path, offset = self.locate(0)
         try:
-            # `read_at` would keep the file open, also on a rank that never reads it.
+            # `read_at` would keep the file open, even on a rank that never reads it.
             with files.open_regular(path, buffering=0) as file:
                 record = os.pread(file.fileno(), int(self.index.length[0]), offset)
             self._image_and_label(unframe(record))
