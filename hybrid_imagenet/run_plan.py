@@ -430,7 +430,7 @@ def make(config: RunConfig, precision: str | None = None) -> RunPlan:
       SharedError: If groups for normalization do not contain all GPUs. All ranks raise it.
     """
     _check_groups(config)
-    plan = RunPlan(
+    return RunPlan(
         title=_title(config),
         workers=config.gpus,
         virtual_gpus=config.optimization.virtual_gpus,
@@ -451,11 +451,6 @@ def make(config: RunConfig, precision: str | None = None) -> RunPlan:
         checkpoints=_plan_checkpoints(config),
         recording=_plan_recording(config),
     )
-    if not plan.schedule.decay.fixed:
-        return plan
-    # Such a schedule has its own learning rates.
-    options = dataclasses.replace(plan.optimizer.options, learning_rate=plan.peak_learning_rate())
-    return dataclasses.replace(plan, optimizer=dataclasses.replace(plan.optimizer, options=options))
 
 
 def _batch_norm_groups(config: RunConfig) -> tuple[int, int]:

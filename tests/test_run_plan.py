@@ -73,6 +73,7 @@ def test_plan_of_a_recipe_has_its_optimizer_schedule_batch_and_learning_rate(nam
     assert (plan.workers, plan.ranks, plan.base_batch) == (8, 8, batch)
     assert plan.peak_learning_rate() == pytest.approx(peak)
     assert plan.optimizer.options.learning_rate == pytest.approx(peak)
+    assert plan.schedule.values.peak == pytest.approx(peak)
 
 
 @pytest.mark.parametrize("name", PLANS)

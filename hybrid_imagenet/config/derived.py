@@ -67,7 +67,10 @@ def sizes(network: NetworkFlags) -> batch_schedule.ImageSizes:
 
 
 def peak_learning_rate(config: RunConfig) -> float:
-    """Returns the peak of --lr after --lr_scaling."""
+    """Returns the peak of --lr after --lr_scaling, or that of a schedule with its own peak."""
+    own_peak = config.schedule_options.own_peak
+    if own_peak is not None:
+        return own_peak
     optimization = config.optimization
     return scale_learning_rate(
         optimization.lr, optimization.lr_scaling, config.gpus, base_batch(config)

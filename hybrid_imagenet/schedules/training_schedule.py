@@ -115,17 +115,18 @@ class Decay:
     """A schedule of the learning rate; its fields are its options.
 
     Attributes:
-      fixed: whether peak and warmup are part of the schedule instead of options.
+      own_peak: Largest learning rate of a schedule whose peak and warmup are fixed; None if they
+        are options.
     """
 
-    fixed: ClassVar[bool] = False
+    own_peak: ClassVar[float | None] = None
 
     def __call__(self, epoch: float, peak: float, start: float, end: float) -> float:
         """Returns the learning rate at a fractional epoch.
 
         Args:
-          epoch: fractional epoch at the start of the step; at least `start`, unless the schedule is
-            fixed.
+          epoch: fractional epoch at the start of the step; at least `start`, unless the schedule
+            has its own peak.
           peak: learning rate at `start`.
           start: T, the epoch at which the warmup ends.
           end: length of the run in epochs.
@@ -228,7 +229,7 @@ class FlashADecay(Decay):
     warmup; the code that it cites has 12 for a batch of 32K.
     """
 
-    fixed: ClassVar[bool] = True
+    own_peak: ClassVar[float | None] = 34.0
 
     def __call__(self, epoch: float, peak: float, start: float, end: float) -> float:
         if epoch < start:
@@ -243,7 +244,7 @@ class FlashBDecay(Decay):
     It jumps at epochs 5 and 30.
     """
 
-    fixed: ClassVar[bool] = True
+    own_peak: ClassVar[float | None] = 29.0
 
     def __call__(self, epoch: float, peak: float, start: float, end: float) -> float:
         if epoch < 5:
@@ -269,7 +270,7 @@ SCHEDULES: dict[str, type[Decay]] = {
     "flash_b": FlashBDecay,
     "mlperf": MLPerfDecay,
 }
-FIXED_SCHEDULES = tuple(name for name, decay in SCHEDULES.items() if decay.fixed)
+FIXED_SCHEDULES = tuple(name for name, decay in SCHEDULES.items() if decay.own_peak is not None)
 FLAGS_IGNORED_BY_FIXED = ("lr", "lr_scaling", "warmup_start_lr")
 """Flags that have no effect on the schedules in `FIXED_SCHEDULES`."""
 
@@ -321,7 +322,8 @@ class Schedule:
         proportion to the batch.
       momentum: function that returns the momentum of SGD for a batch; None leaves the momentum of
         the optimizer as it is.
-      peak: learning rate lr * N at which the bounds of the warmup close.
+      peak: Largest learning rate; lr * N, at which the bounds of the warmup close, unless the
+        schedule has its own.
       bounded_epochs: T of a bounded AdaBound warmup; 0 without one.
       bound_time: time in the bounds: "fractional" for the epochs done after the step, or "epoch"
         for the number of the epoch.
@@ -504,13 +506,16 @@ def create(
     require(adabound_bound_time, BOUND_TIMES)
     if lr < 0:
         raise ValueError(f"learning rate {lr:g}: must not be negative")
-    peak = scale_learning_rate(lr, lr_scaling, workers, base_batch)
     # The decay divides by its length, which is 0 if the warmup lasts for the whole run.
     end = max(epochs, warmup_epochs + 1e-9)
     decay = SCHEDULES[lr_schedule](**options)
+    has_own_peak = decay.own_peak is not None
+    peak = decay.own_peak
+    if peak is None:
+        peak = scale_learning_rate(lr, lr_scaling, workers, base_batch)
 
     def learning_rate_at(epoch: float) -> float:
-        if epoch < warmup_epochs and not bounded_warmup and not decay.fixed:
+        if epoch < warmup_epochs and not bounded_warmup and not has_own_peak:
             return linear_warmup(epoch, min(warmup_start_lr, peak), peak, warmup_epochs)
         return decay(epoch, peak, warmup_epochs, end)
 
@@ -529,6 +534,6 @@ def create(
         bound_time=adabound_bound_time,
         beta2=adabound_beta2,
         ramp_epochs=hybrid_ramp_epochs if bounded_warmup else 0.0,
-        scales_with_batch=lr_scaling != "none" and not decay.fixed,
+        scales_with_batch=lr_scaling != "none" and not has_own_peak,
         arguments=arguments,
     )

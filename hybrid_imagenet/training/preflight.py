@@ -302,7 +302,7 @@ def _warn_of_flat_warmup(config: RunConfig, plan: RunPlan) -> list[str]:
     is_requested = schedule.warmup_epochs and config.origins["warmup_epochs"] is Origin.COMMAND_LINE
     peak = plan.optimizer.options.learning_rate
     first = schedule.warmup_start
-    if not is_requested or first < peak or schedule.decay.fixed:
+    if not is_requested or first < peak or schedule.decay.own_peak is not None:
         return []
     return [
         f"--warmup_epochs={schedule.warmup_epochs:g}: the learning rate is {peak:g} from the"

@@ -148,6 +148,6 @@ def remedy(plan: RunPlan, top: Peak, wanted: float) -> tuple[str, float]:
     """
     optimizer = plan.optimizer
     is_clipped = optimizer.options.layer_variant == _CLIPPED
-    if optimizer.spec.bounded_warmup or is_clipped or plan.schedule.decay.fixed:
+    if optimizer.spec.bounded_warmup or is_clipped or plan.schedule.decay.own_peak is not None:
         return "lars_eta", _trust_coefficient(optimizer) * wanted / top.value
     return "lr", plan.schedule.learning_rate * wanted / top.value
