@@ -488,8 +488,7 @@ def closing_lines(
       stop: why the run ended, see `RunState`.
       is_complete: whether all epochs are done.
     """
-    reason = "stopped on request; " if stop == "preempted" else ""
-    results = f"{reason}results: {run_dir}"
+    results = f"{_reason_of_stop(stop)}results: {run_dir}"
     if not checkpoints:
         return [results]
     results += f", newest checkpoint: {checkpoints[0].relative_to(run_dir)}"
@@ -501,6 +500,15 @@ def closing_lines(
     elif plan.max_steps is not None and not stop and not is_complete:
         commands = [resume, *commands]
     return [results, *(f"next: {shlex.join(command)}" for command in commands)]
+
+
+def _reason_of_stop(stop: str) -> str:
+    """Returns why a run ended, as the beginning of a line; empty if other lines say it."""
+    if stop in ("", "target"):
+        return ""
+    if stop == "preempted":
+        return "stopped on request; "
+    return f"stopped by a callback ({stop}); "
 
 
 def _evaluate_command(plan: RunPlan, run_dir: pathlib.Path) -> list[str]:

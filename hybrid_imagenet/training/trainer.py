@@ -86,7 +86,7 @@ class Trainer:
         """Restores, trains and writes the summary; every rank calls it.
 
         Returns:
-          Why the run ended: "" (all epochs), "target" or "preempted".
+          Why the run ended: "" (all epochs), "target", "preempted" or the word of a callback.
 
         Raises:
           NumericsError: on all ranks, if training has diverged or only skips steps.

@@ -176,6 +176,11 @@ def test_closing_lines_of_a_stopped_run_begin_with_resume(tmp_path):
     ]
 
 
+def test_closing_lines_of_a_run_that_a_callback_stopped_have_its_reason(tmp_path):
+    first, *_ = closing_lines(run_plan.make(config.resolve([])), tmp_path, [], "gradients")
+    assert first == f"stopped by a callback (gradients); results: {tmp_path}"
+
+
 def test_closing_lines_after_max_steps_resume_if_epochs_are_left(tmp_path):
     resume = [f"next: hybrid-imagenet resume '{tmp_path}/a run'"]
     assert last_lines(tmp_path, "--max_steps=3")[1:2] == resume
