@@ -42,8 +42,8 @@ class RunState:
       best_epoch: epochs that were done when `best_top1` was first reached, fractional within an
         epoch; 0 before the first validation.
       schedule_values: the schedule's values of the last step; empty before the first step.
-      stop: why the loop ends early: "", "preempted", "target", or the word that a callback passed to
-        `Run.request_stop`.
+      stop: why the loop ends early: "", "preempted", "target", or the word that a callback passed
+        to `Run.request_stop`.
     """
 
     cursor: Cursor = dataclasses.field(default_factory=lambda: Cursor(0, 0))
