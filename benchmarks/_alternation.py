@@ -42,7 +42,7 @@ def measure(
       A JSON-ready object.
 
     Raises:
-      UserError: for a configuration that cannot run, more than one rank, or a run that is stopped.
+      UserError: For a configuration that cannot run, more than one rank, or a run that is stopped.
     """
     if communicator.size > 1:
         raise UserError(
@@ -70,22 +70,22 @@ class Alternation(TrainingCallback):
     """Measures the loop and the bare step in turns, after all other callbacks of a step.
 
     Attributes:
-      components: of the run.
-      loop_seconds: seconds per step of the loop, by round.
-      bare_seconds: seconds per bare step, by round.
-      host_seconds: seconds per step that the loop spends outside the step's call and without
+      components: Components of the run.
+      loop_seconds: Seconds per step of the loop, by round.
+      bare_seconds: Seconds per bare step, by round.
+      host_seconds: Seconds per step that the loop spends outside the step's call and without
         waiting for data, by round.
-      waited_seconds: seconds per step that the loop waits for data, by round.
-      other_results: what is measured once, as `report` returns it.
+      waited_seconds: Seconds per step that the loop waits for data, by round.
+      other_results: What is measured once, as `report` returns it.
     """
 
     def __init__(self, trainer: Trainer, steps: int, rounds: int):
         """Replaces the compiled step of a run by one that is timed.
 
         Args:
-          trainer: of the run.
-          steps: number of steps of a turn.
-          rounds: number of turns of each.
+          trainer: Trainer of the run.
+          steps: Number of steps of a turn.
+          rounds: Number of turns of each.
         """
         super().__init__()
         self._trainer = trainer

@@ -32,8 +32,8 @@ def serve(run: Callable[[int], float], **description: Any) -> None:
     An empty line ends the loop.
 
     Args:
-      run: runs a number of steps and, after all work is done, returns the last loss.
-      **description: printed once, such as `name` and `version`.
+      run: Runs a number of steps and, after all work is done, returns the last loss.
+      **description: Printed once, such as `name` and `version`.
     """
     start = time.perf_counter()
     run(2)

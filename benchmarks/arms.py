@@ -213,17 +213,17 @@ class Table:
     """The results of the arms, stored in a directory.
 
     Attributes:
-      folder: directory of the table, in which each arm has its own.
-      arms: all arms, in the order of the table.
-      machine: see `_machine`.
-      rows: result of each arm by its name, with `status` and, if it failed, `reason`.
+      folder: Directory of the table, in which each arm has its own.
+      arms: All arms, in the order of the table.
+      machine: See `_machine`.
+      rows: Result of each arm by its name, with `status` and, if it failed, `reason`.
     """
 
     def __init__(self, folder: Path, arms: Sequence[Arm], machine: Row) -> None:
         """Reads the results of an earlier start from the directory.
 
         Raises:
-          UserError: if the directory cannot be used.
+          UserError: If the directory cannot be used.
         """
         self.folder = folder
         self.arms = list(arms)
@@ -302,12 +302,12 @@ class RunningArm:
     """An arm whose process runs.
 
     Attributes:
-      arm: the arm.
-      folder: directory in which its process writes.
-      process: the process.
-      start_time: when the process started, or when its turn began.
-      has_turn: whether its turn has begun.
-      others_warming_up: how many arms were warming up when its turn began.
+      arm: The arm.
+      folder: Directory in which its process writes.
+      process: The process.
+      start_time: When the process started, or when its turn began.
+      has_turn: Whether its turn has begun.
+      others_warming_up: How many arms were warming up when its turn began.
     """
 
     arm: Arm
@@ -428,8 +428,8 @@ def _begin_next_turn(running: Sequence[RunningArm], *, is_patient: bool) -> None
     """Begins the turn of an arm that waits, if no other arm has its turn.
 
     Args:
-      running: the arms of a wave.
-      is_patient: whether to wait first until no arm warms up any more.
+      running: The arms of a wave.
+      is_patient: Whether to wait first until no arm warms up any more.
     """
     if any(running_arm.has_turn for running_arm in running):
         return

@@ -25,20 +25,20 @@ class Arm:
     """A measurement: a command line, and a rule for the verdict on its result.
 
     Attributes:
-      name: unique name, one word.
-      words: arguments of the Python interpreter; `command` replaces {folder}, {steps}, {rounds},
+      name: Unique name, one word.
+      words: Arguments of the Python interpreter; `command` replaces {folder}, {steps}, {rounds},
         {peer} and {fashion}.
-      rule: what the measurement decides, for the table.
-      judge: returns the verdict; takes the arm's row, the row of `baseline`, and the machine.
-      baseline: name of the arm that it is compared with; empty for none.
-      rehearsal_flags: words that a rehearsal adds.
+      rule: What the measurement decides, for the table.
+      judge: Returns the verdict; takes the arm's row, the row of `baseline`, and the machine.
+      baseline: Name of the arm that it is compared with; empty for none.
+      rehearsal_flags: Words that a rehearsal adds.
       gigabytes: GPU memory that it takes at most. While cuDNN tries kernels, this is about twice
         what a step uses.
-      exclusive: whether it warms up while no other arm runs.
-      timed: whether it waits for its turn (`turns.wait_for_turn`); arms that are not timed run
+      exclusive: Whether it warms up while no other arm runs.
+      timed: Whether it waits for its turn (`turns.wait_for_turn`); arms that are not timed run
         at the same time.
-      seconds: time that it may take before it is ready, and again after its turn has begun.
-      environment: names and values of variables that are set for it; {out} is replaced by the
+      seconds: Time that it may take before it is ready, and again after its turn has begun.
+      environment: Names and values of variables that are set for it; {out} is replaced by the
         directory of the table, {software} by a name for the GPU and what compiles for it.
     """
 
@@ -219,12 +219,12 @@ def _step(name: str, rule: str, judge: Judge, *flags: str, ranks: int = 1, **mor
     """Returns an arm that times the step.
 
     Args:
-      name: of the arm.
-      rule: what it decides.
-      judge: returns the verdict.
-      *flags: flags of training that replace those of the arm "base".
-      ranks: number of ranks that share one GPU.
-      **more: other attributes of the arm.
+      name: Name of the arm.
+      rule: What it decides.
+      judge: Returns the verdict.
+      *flags: Flags of training that replace those of the arm "base".
+      ranks: Number of ranks that share one GPU.
+      **more: Other attributes of the arm.
     """
     words: tuple[str, ...] = ("-m", "benchmarks.scaling_in_turn")
     more.setdefault("baseline", "" if name == "base" else "base")
@@ -241,11 +241,11 @@ def _peer_arm(
     """Returns an arm that times an implementation in another framework.
 
     Args:
-      name: of the implementation.
-      benchmark: name and first words of the benchmark that times it.
-      judge: returns the verdict.
-      python_flag: the flag of the benchmark that sets the interpreter.
-      baseline: name of the arm that it is compared with.
+      name: Name of the implementation.
+      benchmark: Name and first words of the benchmark that times it.
+      judge: Returns the verdict.
+      python_flag: The flag of the benchmark that sets the interpreter.
+      baseline: Name of the arm that it is compared with.
     """
     words = (
         "-m",

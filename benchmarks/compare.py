@@ -67,7 +67,7 @@ def compare(old: Any, new: Any) -> list[tuple[str, float, float, float]]:
     worse.
 
     Raises:
-      UserError: if the reports are of different benchmarks or settings, or share no measure.
+      UserError: If the reports are of different benchmarks or settings, or share no measure.
     """
     for key in SETTINGS:
         if isinstance(old, dict) and isinstance(new, dict) and old.get(key) != new.get(key):
@@ -99,7 +99,7 @@ def load(path: str) -> Any:
     """Reads a report.
 
     Raises:
-      UserError: if the file cannot be read or is not JSON.
+      UserError: If the file cannot be read or is not JSON.
     """
     remedy = "Pass a file that --json of a benchmark has written."
     try:

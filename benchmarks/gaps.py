@@ -92,7 +92,7 @@ def gaps(space: Any) -> dict[str, Any]:
     """Summarizes a profile (an XSpace).
 
     Returns:
-      device: `gpu`, or `cpu` where the profile has no GPU and the threads of the CPU stand for its
+      Device: `gpu`, or `cpu` where the profile has no GPU and the threads of the CPU stand for its
       streams.
       kernels: how many ran.
       busy: fraction of the time from the first to the last kernel in which one ran.
@@ -130,8 +130,8 @@ def _gaps_between(kernels: Sequence[_Event], origin: float) -> list[dict[str, An
     """Returns the times at which no kernel runs.
 
     Args:
-      kernels: in the order of their begin.
-      origin: the time from which `start` of a gap counts.
+      kernels: Kernels in the order of their begin.
+      origin: The time from which `start` of a gap counts.
     """
     gaps = []
     # Of the kernels so far, the one that ends last.

@@ -70,8 +70,8 @@ def implementations(
     """Returns Keras's SGD with momentum and Adam, and the optimizers of this program.
 
     Args:
-      gradients: of all tensors.
-      weights: initial values of all tensors; each implementation has its own variables.
+      gradients: Gradients of all tensors.
+      weights: Initial values of all tensors; each implementation has its own variables.
     """
     import keras
     import tensorflow as tf

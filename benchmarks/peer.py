@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
     """Times the implementation and prints the result.
 
     Raises:
-      UserError: if the implementation fails.
+      UserError: If the implementation fails.
     """
     options = _parse(argv)
     settings = dict(_NETWORK)

@@ -113,8 +113,8 @@ class FirstStep(NamedTuple):
     """The start of a job until its first step.
 
     Attributes:
-      seconds: from the launch to the first step.
-      stages: seconds by stage.
+      seconds: Seconds from the launch to the first step.
+      stages: Seconds by stage.
     """
 
     seconds: float
@@ -127,7 +127,7 @@ def job(launcher: str | None, flags: Sequence[str]) -> list[str]:
     It is launch/local.sh if the environment is set up, else a launcher before the program.
 
     Raises:
-      UserError: if the environment cannot be set up.
+      UserError: If the environment cannot be set up.
     """
     if launcher is None:
         setup = _LAUNCH_SCRIPTS / "setup.sh"
@@ -145,7 +145,7 @@ def first_step(job: Sequence[str], timeout: float) -> FirstStep:
     """Measures from a job's launch to the record of its first step; the job is stopped then.
 
     Raises:
-      UserError: if the job cannot be started, or ends or takes too long before its first step.
+      UserError: If the job cannot be started, or ends or takes too long before its first step.
     """
     # Ranks may still be writing when their launcher has gone.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -185,7 +185,7 @@ def _wait_for_first_step(
     """Waits until a job has recorded its first step.
 
     Raises:
-      UserError: if the job ends or takes too long before.
+      UserError: If the job ends or takes too long before.
     """
     start = time.perf_counter()
     while not (records.is_file() and '"step"' in records.read_text()):

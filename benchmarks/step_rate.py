@@ -57,13 +57,13 @@ class Implementation:
         """Starts the process and waits until it is warmed up.
 
         Args:
-          name: of the implementation.
-          python: interpreter that has the framework which `module` needs.
-          settings: what to measure, by name.
-          module: the program of the process.
+          name: Name of the implementation.
+          python: Interpreter that has the framework which `module` needs.
+          settings: What to measure, by name.
+          module: The program of the process.
 
         Raises:
-          UserError: if the process cannot be started, or ends.
+          UserError: If the process cannot be started, or ends.
         """
         self.batch = settings["batch"]
         environment = _environment(module, settings["threads"])
@@ -230,7 +230,7 @@ def main(argv: Sequence[str]) -> int:
     """Runs the benchmark and prints the table.
 
     Raises:
-      UserError: for a command line that cannot be used, or an implementation that fails.
+      UserError: For a command line that cannot be used, or an implementation that fails.
     """
     options = parse(argv)
     settings = {name: getattr(options, name) for name in SETTINGS}

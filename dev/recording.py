@@ -121,7 +121,7 @@ def process_of_rank(rank, launcher):
     """Returns the process that mpirun has started as a rank below a launcher.
 
     Raises:
-      LookupError: if there is none.
+      LookupError: If there is none.
     """
     wanted = f"OMPI_COMM_WORLD_RANK={rank}".encode()
     new = [launcher]

@@ -39,7 +39,7 @@ def load_pixels(path: str, size: int, crop_fraction: float) -> np.ndarray:
     """Returns the part of an image that the network sees.
 
     Args:
-      path: the image file.
+      path: The image file.
       size: `image_size` in the metadata, in pixels.
       crop_fraction: `crop_fraction` in the metadata.
 

@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command that the first argument names.
 
     Args:
-      arguments: the words after the program's name; None runs the command line of this process
+      arguments: The words after the program's name; None runs the command line of this process
         (`run_process`).
 
     Returns:
@@ -155,7 +155,7 @@ def run_process(words: Sequence[str]) -> int:
     Signal handlers and output streams are set up first, because imports take seconds.
 
     Args:
-      words: the words after the program's name.
+      words: The words after the program's name.
     """
     if _may_use_current_directory(words):
         sys.path.append("")

@@ -63,10 +63,10 @@ class UserError(Exception):
           sys.exit(f"error: {error}")
 
     Args:
-      message: what happened, and what to do.
+      message: What happened, and what to do.
 
     Attributes:
-      exit_code: code with which the program exits: 2 for an argument, dataset or environment that
+      exit_code: Code with which the program exits: 2 for an argument, dataset or environment that
         cannot be used; 3 if training diverged or skipped too many steps; 4 if training data became
         unreachable, in which case `--resume` continues the run.
     """
@@ -82,8 +82,8 @@ class SharedError(UserError):
     """A UserError that every rank raises at the same point, so that only rank 0 prints it.
 
     Args:
-      message: see `UserError`.
-      exit_code: replaces the exit code of the class; None keeps it.
+      message: See `UserError`.
+      exit_code: Replaces the exit code of the class; None keeps it.
     """
 
     def __init__(self, message: str, exit_code: int | None = None):
@@ -122,14 +122,14 @@ def check_format(name: object, number: object, expected: int, remedy: str) -> No
     """Checks that this version has saved what it is about to read.
 
     Args:
-      name: what is read, such as the path of a file, for the message.
-      number: number of the format that is stored in it; None if there is none, as in what the first
+      name: What is read, such as the path of a file, for the message.
+      number: Number of the format that is stored in it; None if there is none, as in what the first
         versions have saved.
-      expected: number of the format that this version writes.
-      remedy: last sentence of the message, without its period.
+      expected: Number of the format that this version writes.
+      remedy: Last sentence of the message, without its period.
 
     Raises:
-      UserError: for another number.
+      UserError: For another number.
     """
     if number == expected:
         return
@@ -142,9 +142,9 @@ def did_you_mean(word: str, candidates: Iterable[str], prefix: str = "") -> str:
     """Suggests the names that a mistyped word may stand for.
 
     Args:
-      word: the word as the user typed it.
-      candidates: the valid names.
-      prefix: written before each suggested name, such as the dashes of a flag.
+      word: The word as the user typed it.
+      candidates: The valid names.
+      prefix: Written before each suggested name, such as the dashes of a flag.
 
     Returns:
       " (did you mean NAME?)" with the one or two most similar names, or "" if none is similar.
@@ -205,11 +205,11 @@ def import_optional(module: str, remedy: str) -> Any:
     """Imports a module of a package that not every installation has.
 
     Args:
-      module: name of the module.
-      remedy: message of the error if the package is not installed.
+      module: Name of the module.
+      remedy: Message of the error if the package is not installed.
 
     Raises:
-      UserError: if the module cannot be imported.
+      UserError: If the module cannot be imported.
     """
     try:
         return importlib.import_module(module)

@@ -94,11 +94,11 @@ def output_path(flag: str, path: str | os.PathLike[str]) -> Path:
     """Returns where a command writes, with the home directory instead of `~`.
 
     Args:
-      flag: the flag that names the path, for the message.
-      path: the value of the flag.
+      flag: The flag that names the path, for the message.
+      path: The value of the flag.
 
     Raises:
-      UserError: if it is a URL.
+      UserError: If it is a URL.
     """
     if is_url(str(path)):
         raise UserError(
@@ -118,7 +118,7 @@ def atomic_replace(target: Path) -> Iterator[Path]:
     error the temporary file is removed.
 
     Raises:
-      OSError: if the disk is full or not writable.
+      OSError: If the disk is full or not writable.
     """
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
@@ -152,15 +152,15 @@ def lock(directory: Path, flags: int = os.O_CREAT) -> IO[bytes]:
     wrote its process number into `lock` and still has the file open.
 
     Args:
-      directory: must exist.
-      flags: added to the flags of `os.open`; by default the file is created if it is missing.
+      directory: Must exist.
+      flags: Added to the flags of `os.open`; by default the file is created if it is missing.
 
     Returns:
       The open lock file.
 
     Raises:
-      BlockingIOError: if another process holds the lock.
-      OSError: if the file cannot be opened.
+      BlockingIOError: If another process holds the lock.
+      OSError: If the file cannot be opened.
     """
     file = open_lock(directory, flags)
     try:
@@ -188,11 +188,11 @@ def open_lock(directory: Path, flags: int = 0) -> IO[bytes]:
     """Opens the file `lock` of a directory for writing, without locking it.
 
     Args:
-      directory: must exist.
-      flags: added to the flags of `os.open`.
+      directory: Must exist.
+      flags: Added to the flags of `os.open`.
 
     Raises:
-      OSError: if the file cannot be opened.
+      OSError: If the file cannot be opened.
     """
     # Do not wait for the reader of a FIFO, and do not write to the target of a symbolic link.
     safe = os.O_NONBLOCK | os.O_NOFOLLOW
@@ -204,7 +204,7 @@ def _lock_exclusively(descriptor: int) -> None:
     """Acquires the lock, after waiting for processes that only probe it.
 
     Raises:
-      BlockingIOError: if another process holds the lock.
+      BlockingIOError: If another process holds the lock.
     """
     deadline = time.monotonic() + _MAX_PROBE_SECONDS
     while True:
@@ -227,9 +227,9 @@ def flock(descriptor: int, operation: int) -> None:
     """Applies `fcntl.flock` to an open file.
 
     Raises:
-      BlockingIOError: if another process holds the lock and `operation` does not wait.
-      LocksNotSupportedError: if the file system has no locks.
-      OSError: for other failures.
+      BlockingIOError: If another process holds the lock and `operation` does not wait.
+      LocksNotSupportedError: If the file system has no locks.
+      OSError: For other failures.
     """
     try:
         fcntl.flock(descriptor, operation)
@@ -248,7 +248,7 @@ def _claim_without_locks(file: IO[bytes], directory: Path) -> None:
     """Writes this process's number into a lock file.
 
     Raises:
-      BlockingIOError: if another living process wrote its number.
+      BlockingIOError: If another living process wrote its number.
     """
     if _living_holder(directory, file.read(_MAX_HOLDER_BYTES)) is not None:
         raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK))
@@ -304,8 +304,8 @@ def process_has_open(process: str, path: Path) -> bool:
     """Returns whether a process of this host has a file open.
 
     Args:
-      process: its number in decimal; for anything else the result is False.
-      path: the file.
+      process: Its number in decimal; for anything else the result is False.
+      path: The file.
 
     Returns:
       Also False if this process may not see the files of the other one.
@@ -333,8 +333,8 @@ def cached_index_path(*kind: str | int, files: Sequence[Path]) -> Path:
     """Returns where the index of some files is stored in the cache.
 
     Args:
-      kind: name and version of the index.
-      files: the indexed files. If one of them changes, the path changes too.
+      kind: Name and version of the index.
+      files: The indexed files. If one of them changes, the path changes too.
     """
     key = hashlib.sha256(repr([*kind, *map(_fingerprint, files)]).encode()).hexdigest()[:24]
     return cache_root() / "index" / f"{key}.npz"
@@ -379,7 +379,7 @@ def open_regular(path: str | os.PathLike[str], buffering: int = -1) -> BinaryIO:
     """Opens a file of a user for reading.
 
     Raises:
-      OSError: if it cannot be opened, or is a pipe, a device or a socket. These may never end, and
+      OSError: If it cannot be opened, or is a pipe, a device or a socket. These may never end, and
         cannot be read at an offset.
     """
     # Without O_NONBLOCK, opening a pipe would wait for a writer.
@@ -400,11 +400,11 @@ def read_regular(path: str | os.PathLike[str], limit: int | None = None) -> byte
     """Returns the content of a file of a user.
 
     Args:
-      path: the file; a symbolic link is followed.
-      limit: size in bytes above which the file is rejected; None for no limit.
+      path: The file; a symbolic link is followed.
+      limit: Size in bytes above which the file is rejected; None for no limit.
 
     Raises:
-      OSError: as `open_regular`, or if the file has more than `limit` bytes.
+      OSError: See `open_regular`; also if the file has more than `limit` bytes.
     """
     with open_regular(path, buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
@@ -419,12 +419,12 @@ def read_run_file(path: Path, max_bytes: int | None = None) -> bytes:
     """Reads a file of a run directory, as `read_regular`.
 
     Args:
-      path: the file.
-      max_bytes: size above which the file is rejected; None for no limit.
+      path: The file.
+      max_bytes: Size above which the file is rejected; None for no limit.
 
     Raises:
-      OSError: if the file cannot be opened or read.
-      UserError: with the remedy, if it is not a regular file, or larger than `max_bytes`.
+      OSError: If the file cannot be opened or read.
+      UserError: With the remedy, if it is not a regular file, or larger than `max_bytes`.
     """
     try:
         return read_regular(path, max_bytes)
@@ -443,7 +443,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Returns the object in a JSON file that cannot be created again.
 
     Raises:
-      UserError: if the file cannot be read, is damaged, or is not such a file.
+      UserError: If the file cannot be read, is damaged, or is not such a file.
     """
     try:
         content = json.loads(read_run_file(path, MAX_JSON_BYTES).decode("utf-8"))
@@ -498,7 +498,7 @@ def decode_text(content: bytes) -> str:
     Editors on Windows and PowerShell's `>` write UTF-16 or UTF-8 with such a mark.
 
     Raises:
-      ValueError: with the reason and the remedy, if it is not text in one of these encodings.
+      ValueError: With the reason and the remedy, if it is not text in one of these encodings.
     """
     encoding = "utf-8"
     for mark, name in _BYTE_ORDER_MARKS:

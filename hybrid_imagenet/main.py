@@ -71,7 +71,7 @@ def main(arguments: Sequence[str]) -> int:
     """Runs a command line.
 
     Args:
-      arguments: the words after the name of the command.
+      arguments: The words after the name of the command.
 
     Returns:
       The exit code, see `hybrid_imagenet.errors`.

@@ -83,19 +83,19 @@ class Option:
     """A field that is a flag.
 
     Attributes:
-      help: description in --help.
-      unit: unit of the value.
-      choices: the allowed values; empty if every value of the type is allowed.
-      minimum: inclusive lower bound.
-      maximum: inclusive upper bound.
-      above: exclusive lower bound.
-      accepts_function: whether a function of the user, MODULE:FUNCTION, and keras:NAME are
+      help: Description in --help.
+      unit: Unit of the value.
+      choices: The allowed values; empty if every value of the type is allowed.
+      minimum: Inclusive lower bound.
+      maximum: Inclusive upper bound.
+      above: Exclusive lower bound.
+      accepts_function: Whether a function of the user, MODULE:FUNCTION, and keras:NAME are
         allowed in addition to `choices`.
-      keep_integer: whether a number without a fraction stays an int, so that 90 is shown as 90
+      keep_integer: Whether a number without a fraction stays an int, so that 90 is shown as 90
         although 0.5 is allowed too.
-      basic: whether --help shows the flag; --help=all shows all flags.
-      flag: name of the flag, if it differs from the name of the field.
-      name, kind, default: read from the field.
+      basic: Whether --help shows the flag; --help=all shows all flags.
+      flag: Name of the flag, if it differs from the name of the field.
+      name, kind, default: Read from the field.
     """
 
     help: str
@@ -120,9 +120,9 @@ def option(default: Any, help: str, **attributes: Any) -> Any:  # noqa: A002 - a
     (the empty string means None), or `tuple[T, ...]` (comma-separated).
 
     Args:
-      default: default of the field and of the flag.
-      help: description in --help.
-      attributes: other attributes of `Option`.
+      default: Default of the field and of the flag.
+      help: Description in --help.
+      attributes: Other attributes of `Option`.
     """
     return dataclasses.field(default=default, metadata={"option": Option(help, **attributes)})
 
@@ -163,7 +163,7 @@ def parse_annotation(annotation: Any) -> ValueType:
     """Returns the base type of an annotation, and whether it allows None or several values.
 
     Raises:
-      TypeError: if a flag cannot have a value of this type.
+      TypeError: If a flag cannot have a value of this type.
     """
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         members = [a for a in typing.get_args(annotation) if a is not type(None)]
@@ -183,14 +183,14 @@ def parse_arguments(arguments: Iterable[str], options: Mapping[str, Option]) -> 
     `--flag-name` is `--flag_name`. If a flag occurs several times, the last value wins.
 
     Args:
-      arguments: the words of a command line.
-      options: the allowed flags, by name.
+      arguments: The words of a command line.
+      options: The allowed flags, by name.
 
     Returns:
       The text of each flag that occurs.
 
     Raises:
-      UserError: for an unknown flag (with the most similar name), a flag without a value or a word
+      UserError: For an unknown flag (with the most similar name), a flag without a value or a word
         that is not a flag.
     """
     from absl import flags
@@ -266,7 +266,7 @@ def _with_plain_boolean(word: str, options: Mapping[str, Option]) -> str:
     as they are.
 
     Raises:
-      UserError: if the value of a boolean is neither true nor false.
+      UserError: If the value of a boolean is neither true nor false.
     """
     name, equals, text = word.lstrip("-").partition("=")
     option = options.get(name)
@@ -283,7 +283,7 @@ def parse_value(flag: str, text: str, opt: Option) -> Any:
     """Converts the text of a flag to its value, and checks it.
 
     Raises:
-      UserError: if the text is not of the flag's type, or outside its bounds or choices.
+      UserError: If the text is not of the flag's type, or outside its bounds or choices.
     """
     if opt.kind.optional and text == "":
         return None
@@ -309,7 +309,7 @@ def check_value(flag: str, value: Any, opt: Option) -> None:
     """Checks a value, or each element of a tuple, against the option's bounds and choices.
 
     Raises:
-      UserError: if it breaks them.
+      UserError: If it breaks them.
     """
     for element in value if isinstance(value, tuple) else [value]:
         reason = invalid_reason(element, opt)

@@ -33,17 +33,17 @@ class EpochPlan:
     """One epoch of a run.
 
     Attributes:
-      epoch: number, from 1.
-      phase: update rule at its first step: AdaBound, SGD or LARS.
-      learning_rate: at its first step.
-      last_learning_rate: at its last step.
-      bounds: lower and upper bound of AdaBound at its last step; None in other phases.
-      momentum: at its first step.
-      per_gpu_batch: images per GPU and micro-batch.
-      accumulation: micro-batches per update.
-      global_batch: images of all GPUs per update.
-      steps: number of updates.
-      image_size: side of training images, in pixels.
+      epoch: Number, from 1.
+      phase: Update rule at its first step: AdaBound, SGD or LARS.
+      learning_rate: At its first step.
+      last_learning_rate: At its last step.
+      bounds: Lower and upper bound of AdaBound at its last step; None in other phases.
+      momentum: At its first step.
+      per_gpu_batch: Images per GPU and micro-batch.
+      accumulation: Micro-batches per update.
+      global_batch: Images of all GPUs per update.
+      steps: Number of updates.
+      image_size: Side of training images, in pixels.
     """
 
     epoch: int
@@ -63,7 +63,7 @@ def describe(config: RunConfig, num_examples: int) -> str:
     """Describes every setting, and every epoch of a run on `num_examples` images.
 
     Raises:
-      UserError: if a batch is larger than the dataset.
+      UserError: If a batch is larger than the dataset.
     """
     check_data(config, num_examples)
     plan = run_plan.make(config)
@@ -85,11 +85,11 @@ def summarize(config: RunConfig, num_examples: int) -> str:
     """Describes the settings that are not defaults, and the epochs in which the schedule changes.
 
     Args:
-      config: of the run.
-      num_examples: number of training images.
+      config: Configuration of the run.
+      num_examples: Number of training images.
 
     Raises:
-      UserError: if a batch is larger than the dataset.
+      UserError: If a batch is larger than the dataset.
     """
     check_data(config, num_examples)
     plan = run_plan.make(config)

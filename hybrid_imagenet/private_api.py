@@ -24,8 +24,8 @@ def flatten_layers(model: keras.Model, *, include_self: bool = True) -> list[ker
     """Returns the layers of a model, including the layers inside them.
 
     Args:
-      model: a model of Keras.
-      include_self: whether the model itself is the first of them.
+      model: A model of Keras.
+      include_self: Whether the model itself is the first of them.
     """
     return list(model._flatten_layers(include_self=include_self))
 
@@ -37,7 +37,7 @@ def layer_numbers_from(start: Mapping[str, int]) -> Iterator[Mapping[str, int]]:
     After the block, numbering continues where it was before.
 
     Args:
-      start: how many layers have each automatic name already; {} as in a new process.
+      start: How many layers have each automatic name already; {} as in a new process.
 
     Yields:
       The same numbers, which include the layers of the block as soon as they are built.
@@ -63,8 +63,8 @@ def set_initial_epoch(model: keras.Model, epoch: int | None) -> None:
     """Makes `fit` begin with this epoch, as Keras's BackupAndRestore does.
 
     Args:
-      model: the model that is trained.
-      epoch: counted from 0; None makes `fit` use its argument again.
+      model: The model that is trained.
+      epoch: Counted from 0; None makes `fit` use its argument again.
     """
     model._initial_epoch = epoch
 
@@ -152,8 +152,8 @@ def insert_callback(callback: keras.callbacks.Callback, position: int) -> None:
     happens.
 
     Args:
-      callback: needs neither a model nor parameters.
-      position: index in `running_callbacks` before which it is inserted.
+      callback: Needs neither a model nor parameters.
+      position: Index in `running_callbacks` before which it is inserted.
     """
     callback_list = _running_callback_list()
     if callback_list is not None:
@@ -211,9 +211,9 @@ class RunningFitData:
 
     Attributes:
       adapter: Keras's adapter of the data.
-      dataset: tf.data.Dataset of the batches of an epoch.
-      num_batches: batches of the dataset; None if their number is not known.
-      continues_over_epochs: whether an epoch begins where the one before has ended, as it does with
+      dataset: A `tf.data.Dataset` of the batches of an epoch.
+      num_batches: Batches of the dataset; None if their number is not known.
+      continues_over_epochs: Whether an epoch begins where the one before has ended, as it does with
         `steps_per_epoch`.
     """
 
@@ -355,7 +355,7 @@ def dataset_seeds(dataset: tf.data.Dataset) -> tuple[int, int] | None:
       The seeds; (0, 0) if none was set, and None for a dataset that is not random.
 
     Raises:
-      RuntimeError: if this release of TensorFlow stores the seeds of a shuffle elsewhere.
+      RuntimeError: If this release of TensorFlow stores the seeds of a shuffle elsewhere.
     """
     first = getattr(dataset, "_seed", None)
     second = getattr(dataset, "_seed2", None)

@@ -473,7 +473,7 @@ def _check_groups(config: RunConfig) -> None:
     """Checks --bn_group and --sync_batch_norm against the number of GPUs.
 
     Raises:
-      SharedError: if the groups do not contain all GPUs, or XLA would have to compile sums over
+      SharedError: If the groups do not contain all GPUs, or XLA would have to compile sums over
         ranks, which it cannot. All ranks raise the same error.
     """
     network = config.network

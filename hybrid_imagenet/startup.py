@@ -35,9 +35,9 @@ class StartupProgress:
     On a terminal, one line is rewritten. Elsewhere, each stage has its own line.
 
     Attributes:
-      stage: the current stage and when it began (`time.monotonic`). It is set on every rank, even
+      stage: The current stage and when it began (`time.monotonic`). It is set on every rank, even
         if nothing is shown.
-      finished: set once the first step is done, or the start failed.
+      finished: Set once the first step is done, or the start failed.
     """
 
     def __init__(self) -> None:
@@ -50,9 +50,9 @@ class StartupProgress:
         """Begins to show stages.
 
         Args:
-          title: the first line, which describes the run.
-          stream: where lines are written.
-          terminal: whether `stream` is a terminal, on which a line can be rewritten.
+          title: The first line, which describes the run.
+          stream: Stream to which lines are written.
+          terminal: Whether `stream` is a terminal, on which a line can be rewritten.
         """
         self._stream = stream
         self._terminal = terminal
@@ -143,7 +143,7 @@ def is_terminal_output(progress: str, ranks: int) -> bool:
 
     Args:
       progress: --progress; only "auto" looks at the environment.
-      ranks: number of ranks of the run.
+      ranks: Number of ranks of the run.
     """
     if progress != "auto":
         return progress == "live"
@@ -156,7 +156,7 @@ def command_start(default: float) -> float:
     """Returns when the command that started the ranks began, on the clock of this host (`clock`).
 
     Args:
-      default: returned if the command began on another host, or if the time is unknown.
+      default: Returned if the command began on another host, or if the time is unknown.
     """
     start, _, boot_id = os.environ.get(COMMAND_START_VARIABLE, "").partition("@")
     try:

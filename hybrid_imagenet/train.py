@@ -25,15 +25,15 @@ def run(
     """Trains as configured; every rank calls it.
 
     Args:
-      config: of the run.
-      communicator: connects the ranks.
-      more_callbacks: returns callbacks that are called after those of the program.
+      config: Configuration of the run.
+      communicator: Connects the ranks.
+      more_callbacks: Returns callbacks that are called after those of the program.
 
     Returns:
       Why the run ended: "" (all epochs), "target" or "preempted".
 
     Raises:
-      UserError: before training, for data or directories that cannot be used; later, if training
+      UserError: Before training, for data or directories that cannot be used; later, if training
         cannot continue.
     """
     return Trainer(build_components(config, communicator), more_callbacks).run()
@@ -46,11 +46,11 @@ def build_components(config: RunConfig, communicator: Communicator) -> RunCompon
     hardware. So it comes after both are known, and nothing below it sees the flags.
 
     Args:
-      config: of the run.
-      communicator: connects the ranks.
+      config: Configuration of the run.
+      communicator: Connects the ranks.
 
     Raises:
-      UserError: on all ranks, for data or directories that cannot be used.
+      UserError: On all ranks, for data or directories that cannot be used.
     """
     if config.ranks != communicator.size:
         raise ValueError(

@@ -21,9 +21,9 @@ class StepSpan(NamedTuple):
     """A step as a schedule sees it.
 
     Attributes:
-      start: fractional epochs done before the step.
-      end: fractional epochs done after the step.
-      global_batch: images of all ranks in the step; 0 in `fit`, where each schedule has its batch.
+      start: Fractional epochs done before the step.
+      end: Fractional epochs done after the step.
+      global_batch: Images of all ranks in the step; 0 in `fit`, where each schedule has its batch.
     """
 
     start: float
@@ -37,20 +37,20 @@ class Run(abc.ABC):
     It has no configuration. A callback that needs settings gets them in its constructor.
 
     Attributes:
-      model: the network.
-      state: position of the run. The loop advances it before `on_train_batch_end`, and callbacks
+      model: The network.
+      state: Position of the run. The loop advances it before `on_train_batch_end`, and callbacks
         read it.
-      span: the present step, from `on_train_batch_begin` to `on_train_batch_end`. With
+      span: The present step, from `on_train_batch_begin` to `on_train_batch_end`. With
         `steps_per_execution=k` of `fit`, the next k steps.
-      save_requested: whether all ranks have agreed to save after the last step.
+      save_requested: Whether all ranks have agreed to save after the last step.
     """
 
     def __init__(self, model: Any, state: RunState):
         """Begins before the first step.
 
         Args:
-          model: the network.
-          state: position of the run.
+          model: The network.
+          state: Position of the run.
         """
         self.model = model
         self.state = state
@@ -80,7 +80,7 @@ class Run(abc.ABC):
         device.
 
         Args:
-          name: one of `DistributedOptimizer.telemetry_variables`.
+          name: One of `DistributedOptimizer.telemetry_variables`.
         """
 
     @abc.abstractmethod
@@ -88,7 +88,7 @@ class Run(abc.ABC):
         """Ends training after this event; call it on all ranks at the same event.
 
         Args:
-          reason: one word, such as "target", which the program records.
+          reason: One word, such as "target", which the program records.
         """
 
     @abc.abstractmethod
@@ -96,7 +96,7 @@ class Run(abc.ABC):
         """Checks that the fractional epochs of a step are known.
 
         Raises:
-          UserError: in `fit`, if the number of steps per epoch is not known.
+          UserError: In `fit`, if the number of steps per epoch is not known.
         """
 
     @property
@@ -114,15 +114,16 @@ class FitRun(Run):
     With gradient accumulation an update takes several batches.
 
     Attributes:
-      batches: batches of the epoch that are done, including the batches of an earlier `fit`.
+      batches: Batches of the epoch that are done, including the batches of an earlier `fit`.
     """
 
     def __init__(self, model: Any, params: Mapping[str, Any]):
         """Begins before the first step.
 
         Args:
-          model: the network.
-          params: of Keras's callbacks: "epochs" and "steps", which is None if it is not known.
+          model: The network.
+          params: Parameters of Keras's callbacks: "epochs" and "steps", which is None if it is not
+            known.
         """
         super().__init__(model, RunState())
         self.batches = 0
@@ -136,8 +137,8 @@ class FitRun(Run):
         """Returns the run of a list of callbacks; the first callback that asks creates it.
 
         Args:
-          model: the network.
-          params: the dictionary that all callbacks of the list share.
+          model: The network.
+          params: The dictionary that all callbacks of the list share.
         """
         run: Run | None = params.get("run")
         if run is None:
@@ -191,8 +192,8 @@ class FitRun(Run):
         """Begins to number batches from 0 again.
 
         Args:
-          epoch: number of the epoch, from 0.
-          first_batch: batches of the epoch that an earlier `fit` has trained.
+          epoch: Number of the epoch, from 0.
+          first_batch: Batches of the epoch that an earlier `fit` has trained.
         """
         self._epoch = epoch
         self._first_batch = first_batch

@@ -109,7 +109,7 @@ def main(source: pathlib.Path) -> None:
     """Changes the files.
 
     Raises:
-      SystemExit: with one line if a file does not have the expected text.
+      SystemExit: With one line if a file does not have the expected text.
     """
     for name, text, replacement in CHANGES:
         path = source / name

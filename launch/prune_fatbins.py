@@ -46,14 +46,14 @@ def prune(library: Path, capability: int) -> int:
     """Removes entries from the containers of a library.
 
     Args:
-      library: a shared library.
-      capability: compute capability of the GPU, such as 90 for 9.0.
+      library: A shared library.
+      capability: Compute capability of the GPU, such as 90 for 9.0.
 
     Returns:
-      the number of bytes that have become zeros.
+      The number of bytes that have become zeros.
 
     Raises:
-      ValueError: if a container has another format.
+      ValueError: If a container has another format.
     """
     removed = 0
     with library.open("r+b") as file, mmap.mmap(file.fileno(), 0) as data:

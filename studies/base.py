@@ -16,9 +16,9 @@ class Point:
     """A setting that is tried for an arm, before the best one is reported.
 
     Attributes:
-      label: how tables call it.
-      flags: what differs from the arm.
-      at: its place, one number for each thing that the points of the arm vary; empty where their
+      label: How tables call it.
+      flags: What differs from the arm.
+      at: Its place, one number for each thing that the points of the arm vary; empty where their
         order says it.
     """
 
@@ -32,16 +32,16 @@ class Arm:
     """One of the methods that a study compares.
 
     Attributes:
-      name: a word, unique in its study.
-      label: how tables and plots call it.
-      flags: what differs from the study's base.
-      top1: the paper's final top-1 accuracy, a fraction; None where it gives none.
-      epochs: the paper's epochs to its target, 75 %; None where it gives none.
-      about: the paper gives `top1` in words only, relative to another number.
-      points: settings to tune over; an equal number for all arms of a study, or none.
-      chosen: label of the point that tuning has chosen; empty before and without tuning.
-      method, batch: where a study compares methods over batches: the method's name, and images per
-        update.
+      name: A word, unique in its study.
+      label: How tables and plots call it.
+      flags: What differs from the study's base.
+      top1: The paper's final top-1 accuracy, a fraction; None where it gives none.
+      epochs: The paper's epochs to its target, 75 %; None where it gives none.
+      about: The paper gives `top1` in words only, relative to another number.
+      points: Settings to tune over; an equal number for all arms of a study, or none.
+      chosen: Label of the point that tuning has chosen; empty before and without tuning.
+      method, batch: In a study that compares methods over batches: the method's name, and images
+        per update.
     """
 
     name: str
@@ -61,13 +61,13 @@ class Claim:
     """A statement about two arms, written down before the study runs.
 
     Attributes:
-      first, second: names of arms.
+      first, second: Names of arms.
       relation: `above` (the first is better than the second) or `equal`.
       metric: `top1` (final validation accuracy, more is better), `epochs` (to the target, fewer are
         better) or `oscillation` (of validation accuracy by epoch; `above` says that the first has
         more).
-      margin: how far apart two arms that are as good as each other may be, in the metric's unit.
-      by_paper: the paper makes the statement; otherwise it is ours, and not judged as the paper's.
+      margin: How far apart two arms that are as good as each other may be, in the metric's unit.
+      by_paper: The paper makes the statement; otherwise it is ours, and not judged as the paper's.
     """
 
     first: str
@@ -83,16 +83,16 @@ class Study:
     """A comparison that a paper makes, or a question of ours.
 
     Attributes:
-      name: a word.
-      title: what is compared.
-      source: the paper and its figure or table; empty for a question of ours.
-      statement: what the paper says about it, in our words; or the question.
-      arms: the methods, the paper's own first.
-      claims: what of the statement can be checked.
-      notes: how this differs from the paper.
-      base: flags of all arms.
-      tuning_seeds: runs of each tuning point; the best mean is chosen.
-      race: after the first tuning seed, points far below the best one get no more seeds, and the
+      name: A word.
+      title: What is compared.
+      source: The paper and its figure or table; empty for a question of ours.
+      statement: What the paper says about it, in our words; or the question.
+      arms: The methods, the paper's own first.
+      claims: What of the statement can be checked.
+      notes: How this differs from the paper.
+      base: Flags of all arms.
+      tuning_seeds: Runs of each tuning point; the best mean is chosen.
+      race: After the first tuning seed, points far below the best one get no more seeds, and the
         choice is the top of a curve fitted to the others (see `tuning`).
     """
 

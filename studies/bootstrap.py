@@ -25,11 +25,11 @@ def interval(
     Tibshirani 1993, 13.3).
 
     Args:
-      first: bool [runs, images], whether a run of the first method got an image right.
-      second: the same for the second method. Rows of equal number are runs of equal seed, and
+      first: Bool [runs, images], whether a run of the first method got an image right.
+      second: The same for the second method. Rows of equal number are runs of equal seed, and
         columns are the same images.
-      draws: how often both are drawn.
-      seed: of the draws.
+      draws: How often both are drawn.
+      seed: Seed of the draws.
     """
     gain = np.asarray(first, np.float32) - np.asarray(second, np.float32)
     generator = np.random.default_rng(seed)

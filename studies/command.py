@@ -151,7 +151,7 @@ def parse(arguments: Sequence[str]) -> tuple[Study, argparse.Namespace, tuple[st
     """The study, this program's options and the flags for the training program.
 
     Raises:
-      UserError: one line that names what is wrong.
+      UserError: One line that names what is wrong.
     """
     own, extra = scaling.split_arguments(arguments)
     options = _parser().parse_args(own)
@@ -260,7 +260,7 @@ def _check_data(study: Study, cells: Sequence[Cell]) -> None:
     """Looks for the dataset before the first run starts, so that not every run fails by itself.
 
     Raises:
-      UserError: if --data_dir is missing, or the files in it are.
+      UserError: If --data_dir is missing, or the files in it are.
     """
     cell = next((cell for cell in cells if not _has_ended(cell)), None)
     if cell is None:
@@ -309,10 +309,10 @@ def _results(
     Each of these runs is reported when it ends.
 
     Args:
-      study: whose cells they are.
-      runs: the arm of each, and what to call it.
-      options: of the program.
-      records: of runs that need no directory.
+      study: Study to which the cells belong.
+      runs: The arm of each, and what to call it.
+      options: Options of the program.
+      records: Records of runs that need no directory.
     """
     recorded = {}
     for _, name, cell in runs:
@@ -386,16 +386,16 @@ def write(
     """Writes the study's CSV, Markdown and, with matplotlib, PNG; returns their paths.
 
     Args:
-      directory: where they are written.
-      study: with the chosen point of each arm.
-      arms: with the results of the reported runs.
-      seeds: reported runs of each arm.
-      extra: flags that every run had.
-      tuning_lines: the part of the page about the tuning.
-      tuning_csv: one row per tuning run, for a separate CSV file; empty without tuning.
+      directory: Directory to which they are written.
+      study: Study with the chosen point of each arm.
+      arms: Arms with the results of the reported runs.
+      seeds: Reported runs of each arm.
+      extra: Flags that every run had.
+      tuning_lines: The part of the page about the tuning.
+      tuning_csv: One row per tuning run, for a separate CSV file; empty without tuning.
 
     Raises:
-      UserError: if they cannot be written.
+      UserError: If they cannot be written.
     """
     drawn = importlib.util.find_spec("matplotlib") is not None
     paths = [directory / f"{study.name}.csv", directory / f"{study.name}.md"]

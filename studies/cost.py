@@ -23,9 +23,9 @@ def line(cells: Sequence[Cell], rate: float, later: int = 0) -> str:
     """Runs, images and machine-hours of the cells that have not finished yet.
 
     Args:
-      cells: all that the study plans.
-      rate: training images per second of the machine.
-      later: more runs, whose flags follow from the others; each costs as much as the mean of
+      cells: All that the study plans.
+      rate: Training images per second of the machine.
+      later: More runs, whose flags follow from the others; each costs as much as the mean of
         `cells`.
     """
     done = sum(

@@ -176,7 +176,7 @@ def growing(*stages: tuple[int, int]) -> str:
     """Returns a batch schedule.
 
     Args:
-      stages: the epoch of 90 after which the batch changes, and thousands of images as printed.
+      stages: The epoch of 90 after which the batch changes, and thousands of images as printed.
     """
     entries = [f"{epoch * FLASH_EPOCHS // 90}:{k}" for epoch, k in stages]
     return "--batch_schedule=" + ",".join(entries)

@@ -66,8 +66,8 @@ def forecast_top1(step: float, batch: float) -> float | None:
     The accuracy follows the relative step divided by the square root of the batch, not the epoch.
 
     Args:
-      step: relative step at that time.
-      batch: images per update.
+      step: Relative step at that time.
+      batch: Images per update.
 
     Returns:
       A fraction up to 0.761; None for a batch outside `BATCHES`.
@@ -83,7 +83,7 @@ def epochs_to_accuracies(plan: RunPlan) -> dict[float, int]:
     """Returns the epoch after which each of 70, 74 and 75 % is reached, for those that are.
 
     Raises:
-      UserError: for runs other than LARS or hybrid with ResNet-50 on ImageNet.
+      UserError: For runs other than LARS or hybrid with ResNet-50 on ImageNet.
     """
     top = relative_step_advice.peak(plan)
     network = (

@@ -99,9 +99,9 @@ def choose_pairs(
     """Chooses which garments are shown together.
 
     Args:
-      labels: the garment in each source image, [n].
-      images_per_pair: images of each ordered pair.
-      generator: source of the random order.
+      labels: The garment in each source image, [n].
+      images_per_pair: Images of each ordered pair.
+      generator: Source of the random order.
 
     Returns:
       Numbers of the source images shown above and below, each [100 * images_per_pair], class by
@@ -126,10 +126,10 @@ def compose(
     """Makes one split.
 
     Args:
-      images: of Fashion-MNIST, [n, 28, 28].
-      labels: the garment in each, [n].
-      images_per_pair: images of each ordered pair.
-      generator: source of all random numbers.
+      images: Images of Fashion-MNIST, [n, 28, 28].
+      labels: The garment in each, [n].
+      images_per_pair: Images of each ordered pair.
+      generator: Source of all random numbers.
 
     Returns:
       Images [100 * images_per_pair, 32, 32] and their labels, 10 * upper garment + lower garment,
@@ -164,14 +164,14 @@ def generate(
     """Makes the images and labels of a split from those of the same split of Fashion-MNIST.
 
     Args:
-      source: the split of Fashion-MNIST.
+      source: The split of Fashion-MNIST.
       split: "train" or "validation".
-      seed: of the random numbers.
-      training_images: of the training split, a multiple of 100. The other split is as large as its
-        source allows.
+      seed: Seed of the random numbers.
+      training_images: Training images of the training split, a multiple of 100. The other split is
+        as large as its source allows.
 
     Raises:
-      UserError: if the source has another form, or too few images.
+      UserError: If the source has another form, or too few images.
     """
     if source.pixels.shape[1:] != (SOURCE_SIDE, SOURCE_SIDE):
         height, width = source.pixels.shape[1:]
@@ -208,9 +208,9 @@ def write(
     Nothing is at `to` before all files are complete.
 
     Raises:
-      UserError: if the files of Fashion-MNIST cannot be used, or the directory exists and is not
-      empty.
-      OSError: if the dataset cannot be written.
+      UserError: If the files of Fashion-MNIST cannot be used, or the directory exists and is not
+        empty.
+      OSError: If the dataset cannot be written.
     """
     if to.exists() and not (to.is_dir() and not any(to.iterdir())):
         raise UserError(
@@ -248,7 +248,7 @@ def main(arguments: Sequence[str]) -> None:
     """Writes the dataset and prints the digests of its files.
 
     Raises:
-      UserError: one line that says what is wrong and what to do.
+      UserError: One line that says what is wrong and what to do.
     """
     parser = command_line.Parser(
         prog="python -m studies.garment_pairs",

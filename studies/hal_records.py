@@ -53,7 +53,7 @@ def read(path: pathlib.Path) -> dict[Run, list[dict[str, float]]]:
     """Returns the epochs of each run, in order.
 
     Raises:
-      ValueError: if the file is not the one whose digest is `SHA256`.
+      ValueError: If the file is not the one whose digest is `SHA256`.
     """
     content = path.read_bytes()
     digest = hashlib.sha256(content).hexdigest()

@@ -39,11 +39,11 @@ def point(batch: int, rate: str, step: float, decay: str, ramp: float) -> Point:
     """A hand-over.
 
     Args:
-      batch: images per update.
-      rate: a name in `ADAM_RATES`.
+      batch: Images per update.
+      rate: A name in `ADAM_RATES`.
       step: LARS's coefficient over the best one of a cold start.
       decay: `exponential` (by kappa) or `poly`.
-      ramp: epochs over which LARS comes in.
+      ramp: Epochs over which LARS comes in.
     """
     factor = ADAM_RATES[rate](batch // GPU_IMAGES)
     return Point(
@@ -62,11 +62,11 @@ def _study(name: str, batch: int, nesterov: float, more: tuple[Point, ...], *not
     """The study at a batch.
 
     Args:
-      name: of the study.
-      batch: images per update.
-      nesterov: the middle one of its factors.
-      more: points of this batch alone.
-      *notes: of this batch alone.
+      name: Name of the study.
+      batch: Images per update.
+      nesterov: The middle one of its factors.
+      more: Points of this batch alone.
+      *notes: Notes on this batch alone.
     """
     rivals = (
         (

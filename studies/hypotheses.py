@@ -85,10 +85,10 @@ def power_above(mean: float, deviation: float, count: int, level: float = LEVEL)
     """Returns the chance that `p_above(..., 0)` is at most `level` with `count` runs.
 
     Args:
-      mean: the true mean.
-      deviation: standard deviation of a run.
-      count: number of runs.
-      level: the level of the test.
+      mean: The true mean.
+      deviation: Standard deviation of a run.
+      count: Number of runs.
+      level: The level of the test.
     """
     from scipy import stats
 

@@ -20,9 +20,9 @@ class Ended:
     """A cell that has ended.
 
     Attributes:
-      number: its index among the cells.
-      result: the result of the run.
-      ran: whether it was run now; False if its result is from an earlier start.
+      number: Its index among the cells.
+      result: The result of the run.
+      ran: Whether it was run now; False if its result is from an earlier start.
     """
 
     number: int
@@ -40,11 +40,11 @@ def places(
     have ranks, in turn, and share GPUs if there are too few.
 
     Args:
-      jobs: that run at once.
-      ranks: of each.
-      cores: numbers of those that this process may use.
+      jobs: Number of jobs that run at once.
+      ranks: Number of ranks of each job.
+      cores: Numbers of those that this process may use.
       gpu_count: GPUs that CUDA shows this process.
-      environ: of this process; its CUDA_VISIBLE_DEVICES names them, if set.
+      environ: Environment of this process; its CUDA_VISIBLE_DEVICES names them, if set.
     """
     if jobs == 1:
         return [Place()]
@@ -67,8 +67,8 @@ def ended(cells: Sequence[Cell], launcher: str, jobs: int = 1) -> Generator[Ende
     as not run.
 
     Raises:
-      KeyboardInterrupt: after Ctrl-C or SIGTERM.
-      UserError: if a cell cannot be started, or its directory not be used.
+      KeyboardInterrupt: After Ctrl-C or SIGTERM.
+      UserError: If a cell cannot be started, or its directory not be used.
     """
     ranks = max((cell.ranks for cell in cells), default=1)
     free: queue.SimpleQueue[Place] = queue.SimpleQueue()

@@ -19,8 +19,8 @@ def lamb_points(batch: int, factors: tuple[float, ...]) -> tuple[Point, ...]:
     """Returns points of LAMB's relative step, which is its learning rate.
 
     Args:
-      batch: images per update.
-      factors: multiples of the relative step that its authors have at the batch.
+      batch: Images per update.
+      factors: Multiples of the relative step that its authors have at the batch.
     """
     rates = [factor * published_lamb_step(batch) for factor in factors]
     return tuple(Point(f"{rate:.2g}", (f"--lr={rate:.4g}",)) for rate in rates)

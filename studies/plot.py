@@ -45,7 +45,7 @@ def draw(path: pathlib.Path, study: Study, arms: Sequence[ArmResults]) -> None:
     is at the end only, else accuracy by epoch.
 
     Raises:
-      UserError: if it cannot be written.
+      UserError: If it cannot be written.
     """
     import matplotlib
 
@@ -184,12 +184,12 @@ def _intervals(
     """Draws means with their intervals; those below the axis stand at its end, with their number.
 
     Args:
-      axes: to draw on.
-      known: position and estimate of each.
-      color: of all.
-      low: lower end of the accuracies shown.
-      across: accuracy goes to the right, not up.
-      style: more arguments of `errorbar`.
+      axes: To draw on.
+      known: Position and estimate of each.
+      color: Color of all lines.
+      low: Lower end of the accuracies shown.
+      across: Accuracy goes to the right, not up.
+      style: More arguments of `errorbar`.
     """
     shown = [(at, end) for at, end in known if end.mean >= low]
     at, means = [at for at, _ in shown], [100 * end.mean for _, end in shown]

@@ -28,7 +28,7 @@ class Records:
         """Reads all files; rows with flags that no longer exist are skipped.
 
         Raises:
-          UserError: if there is no CSV file.
+          UserError: If there is no CSV file.
         """
         paths = sorted(directory.glob("*.csv"))
         if not paths:

@@ -75,9 +75,9 @@ def crossing(records: Iterable[Mapping[str, Any]], metric: str, target: float) -
     epoch.
 
     Args:
-      records: see `criteria.first_reaching`.
-      metric: for example `val_top1`.
-      target: a fraction.
+      records: See `criteria.first_reaching`.
+      metric: For example `val_top1`.
+      target: A fraction.
     """
     known = [
         (float(record["epoch"]), float(record[metric]))
@@ -121,21 +121,21 @@ class Verdict:
     little, Welch's interval over all runs is the narrower one; both are shown.
 
     Attributes:
-      claim: the statement.
-      outcome: one of the constants above.
-      difference: how much better the first arm is than the second, in the metric's unit, over the
+      claim: The statement.
+      outcome: One of the constants above.
+      difference: How much better the first arm is than the second, in the metric's unit, over the
         seeds that both finished; None without any.
-      p: of the statement, corrected for the number of statements; None where nothing can be
-      compared.
-      seeds: how many would decide, if further runs differ as these do; None where no number below
+      p: Probability p of the statement, corrected for the number of statements; None where nothing
+        can be compared.
+      seeds: How many would decide, if further runs differ as these do; None where no number below
         10,000 would, where there is nothing to go by, or where the statement is decided.
-      limit: the difference is "at least" or "at most" this much, since one arm missed the target in
-      some runs; else "".
-      resampled: interval of the difference in accuracy over runs and images; None without results
-      by image.
-      welch: the difference of the means without pairs, with Welch's interval; None for epochs, or
-      with too few runs.
-      effect: the paper's difference in final top-1; None where it prints none.
+      limit: The difference is "at least" or "at most" this much, since one arm missed the target in
+        some runs; else "".
+      resampled: Interval of the difference in accuracy over runs and images; None without results
+        by image.
+      welch: The difference of the means without pairs, with Welch's interval; None for epochs, or
+        with too few runs.
+      effect: The paper's difference in final top-1; None where it prints none.
     """
 
     claim: Claim

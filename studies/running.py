@@ -55,8 +55,8 @@ class Place:
     None means all that this process may use.
 
     Attributes:
-      cores: their numbers.
-      gpus: its CUDA_VISIBLE_DEVICES.
+      cores: Their numbers.
+      gpus: Its CUDA_VISIBLE_DEVICES.
     """
 
     cores: frozenset[int] | None = None
@@ -145,7 +145,7 @@ def _clear(cell: Cell) -> None:
     """Makes the cell's directory, without what an earlier run left there.
 
     Raises:
-      UserError: if it holds something that no study has written, or cannot be written.
+      UserError: If it holds something that no study has written, or cannot be written.
     """
     try:
         if cell.directory.exists() and any(cell.directory.iterdir()):
@@ -182,7 +182,7 @@ def run_process(
     processes are ended before KeyboardInterrupt is raised further.
 
     Raises:
-      UserError: if it cannot be started.
+      UserError: If it cannot be started.
     """
     process = None
     variables = environment()

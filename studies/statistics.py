@@ -14,10 +14,10 @@ class Estimate:
     """An estimate of a mean from a sample, with its confidence interval.
 
     Attributes:
-      count: values in the sample.
-      mean: their mean.
-      deviation: their standard deviation with n - 1; None for a single value.
-      half_width: half of the confidence interval, t(n - 1) * deviation / sqrt(n); None for a single
+      count: Values in the sample.
+      mean: Their mean.
+      deviation: Their standard deviation with n - 1; None for a single value.
+      half_width: Half of the confidence interval, t(n - 1) * deviation / sqrt(n); None for a single
         value, and where all values are equal: that says nothing of how far others would lie.
     """
 
@@ -87,7 +87,7 @@ def quantile(freedom: float) -> float:
     """Returns the t for which Student's distribution is in [-t, t] with `CONFIDENCE`.
 
     Args:
-      freedom: degrees of freedom.
+      freedom: Degrees of freedom.
     """
     # scikit-learn requires SciPy. Importing it takes a second.
     from scipy import stats

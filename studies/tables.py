@@ -89,10 +89,10 @@ def tuning_to_csv(
     """Returns one row per tuning run: arm, point and seed, and whether its point was chosen.
 
     Args:
-      study: that was tuned.
-      trials: its tuning runs.
-      found: the result of each.
-      choices: of its arms.
+      study: Study that was tuned.
+      trials: Its tuning runs.
+      found: The result of each.
+      choices: Choices of its arms.
     """
     chosen = {(choice.arm.name, choice.point.label) for choice in choices if not choice.missing}
     text = io.StringIO()

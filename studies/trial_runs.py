@@ -85,13 +85,13 @@ class Result:
 
     Attributes:
       status: `finished`, `failed`, `diverged` (non-finite gradients or loss) or `missing` (not run
-      to its end yet).
-      reason: of a failure, one line.
-      summary: of the run; empty where there is none.
-      epochs: its records by epoch.
-      facts: config.json without the flags: versions and numbers of images.
-      settings: every flag of the run with its value.
-      right: which validation images the last validation got right, bool [images]; None where the
+        to its end yet).
+      reason: Reason of a failure, one line.
+      summary: Summary of the run; empty where there is none.
+      epochs: Its records by epoch.
+      facts: The `config.json` without the flags: versions and numbers of images.
+      settings: Every flag of the run with its value.
+      right: Which validation images the last validation got right, bool [images]; None where the
         run did not keep it.
     """
 
@@ -110,7 +110,7 @@ def create(root: pathlib.Path, flags: Sequence[str], ranks: int) -> Cell:
     Its directory depends on their resolved values, not on how they were written.
 
     Raises:
-      UserError: for flags that cannot be used.
+      UserError: For flags that cannot be used.
     """
     settings = resolved(flags)
     text = json.dumps([settings, ranks], sort_keys=True)

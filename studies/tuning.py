@@ -43,14 +43,14 @@ class Choice:
     """The point that tuning chose for an arm.
 
     Attributes:
-      arm: as the study has it.
-      point: the best one on the tuning images, or in a race the tried point at which the fitted
+      arm: Arm of the study.
+      point: The best one on the tuning images, or in a race the tried point at which the fitted
         curve is highest; the first where no run has finished.
-      top1: by point, in their order, the mean over the seeds; None where a run diverged, failed or
-      is missing.
-      missing: runs that failed or are missing. Until there are none the arm is not reported: it
+      top1: By point, in their order, the mean over the seeds; None where a run diverged, failed or
+        is missing.
+      missing: Runs that failed or are missing. Until there are none the arm is not reported: it
         would have had fewer tries than the others.
-      runs: how many each point had, in their order.
+      runs: How many each point had, in their order.
     """
 
     arm: Arm
@@ -110,9 +110,9 @@ def second_stage(
     """Returns the runs of a race with further seeds: those of points near the best of their arm.
 
     Args:
-      study: whose runs they are.
-      trials: all that are planned.
-      found: the results of the first stage.
+      study: Study to which the runs belong.
+      trials: All that are planned.
+      found: The results of the first stage.
     """
     if not study.race:
         return []
@@ -173,8 +173,8 @@ def _fitted(
     they are, because a parabola goes through all of them.
 
     Args:
-      results: by point and seed.
-      top1: the mean of each point.
+      results: Results by point and seed.
+      top1: The mean of each point.
     """
     seeds = max(map(len, results))
     known = {

@@ -65,7 +65,7 @@ class Pool:
     """Holds ranks that wait for tasks.
 
     Args:
-      size: number of ranks.
+      size: Number of ranks.
       launcher: "mpi", or "" for a single process without a launcher.
     """
 
@@ -83,7 +83,7 @@ class Pool:
         argument `engine` of the function, or else the option --engine of the tests.
 
         Raises:
-          AssertionError: if a rank raised an error, ended or was too slow. The message has the
+          AssertionError: If a rank raised an error, ended or was too slow. The message has the
             output of the ranks.
         """
         if self.size > 1 and _engine_of(function, arguments) == "horovod":

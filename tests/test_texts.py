@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import inspect
 import pathlib
 import re
 
@@ -194,3 +195,35 @@ def test_flags_in_the_prose_of_a_page_for_users_exist(page):
     flags = re.findall(r"(?<![\w-])--(?:\[no\])?([A-Za-z][\w-]*)", prose)
     known = known_flags() | FOREIGN_FLAGS_OF_PAGES.get(page.name, set())
     assert {name.replace("-", "_") for name in flags} - known == set()
+
+
+def descriptions(docstring):
+    """Yields the description of each argument, attribute, result and error in a docstring."""
+    section = ""
+    is_first = False
+    for line in inspect.cleandoc(docstring).splitlines():
+        heading = re.fullmatch(r"(Args|Attributes|Raises|Returns|Yields):", line)
+        if heading:
+            section = heading[1]
+            is_first = True
+        elif re.match(r"\S", line):
+            section = ""
+        elif section and re.match(r"  \S", line):
+            if section not in ("Returns", "Yields"):
+                yield line.partition(": ")[2] or line.strip()
+            elif is_first:
+                yield line.strip()
+            is_first = False
+
+
+def test_descriptions_in_docstrings_begin_with_a_capital_letter_and_a_noun():
+    found = []
+    for path in [*PYTHON_FILES, *sorted((ROOT / "dev").rglob("*.py"))]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                docstring = ast.get_docstring(node, clean=False) or ""
+                found += [(path.name, text) for text in descriptions(docstring)]
+    assert len(found) > 1000
+    # The name of a type such as float32 may come first, in front of a shape.
+    form = r"(?!(?:Of|As|Where) )(?:[^a-z]|b?float\d|u?int\d)"
+    assert [name_and_text for name_and_text in found if not re.match(form, name_and_text[1])] == []

@@ -64,7 +64,7 @@ def main(words=None):
     """Writes or checks the pages, and returns the exit code.
 
     Args:
-      words: the command line; None for that of this process.
+      words: The command line; None for that of this process.
     """
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="only check that pages are current")
@@ -111,8 +111,8 @@ class Section:
     """A list of options in a help text.
 
     Attributes:
-      title: heading of the list.
-      options: pairs of a name with the form of its values, and a description. A name may occur
+      title: Heading of the list.
+      options: Pairs of a name with the form of its values, and a description. A name may occur
         several times, as --momentum does, which each optimizer describes in its own words.
     """
 
@@ -125,11 +125,11 @@ class Help:
     """The parts of a help text.
 
     Attributes:
-      usage: its lines that show the form of the command.
-      description: paragraphs before the options.
-      sections: lists of options.
-      examples: lines of commands; descriptions are comments.
-      notes: paragraphs after the options.
+      usage: Its lines that show the form of the command.
+      description: Paragraphs before the options.
+      sections: Lists of options.
+      examples: Lines of commands; descriptions are comments.
+      notes: Paragraphs after the options.
     """
 
     usage: str
@@ -165,7 +165,7 @@ def command(name):
     """Returns the description of a command, as Markdown blocks.
 
     Args:
-      name: words of the command, such as "data check".
+      name: Words of the command, such as "data check".
     """
     if name == "train":
         # Examples are in the short help, and all flags in the long one.
@@ -201,7 +201,7 @@ def help_text(*words):
     """Returns the help that a command line prints, on any machine the same.
 
     Args:
-      words: the words after `hybrid-imagenet`.
+      words: The words after `hybrid-imagenet`.
     """
     from hybrid_imagenet.__main__ import main as run_command
 
@@ -253,7 +253,7 @@ def parse_section(lines):
     """Returns a list of options.
 
     Args:
-      lines: a title without indentation, if there is one; names of options, with two or four
+      lines: A title without indentation, if there is one; names of options, with two or four
         spaces before them; descriptions with six, or two spaces after the name.
     """
     title = " ".join(line for line in lines if not line.startswith(" ")).rstrip(":.")
@@ -291,9 +291,9 @@ class PublicName:
     """A public name and its definition.
 
     Attributes:
-      name: the name as users write it, such as hi.data.shard.
-      module: module that defines it.
-      node: the definition in the source.
+      name: The name as users write it, such as hi.data.shard.
+      module: Module that defines it.
+      node: The definition in the source.
     """
 
     name: str
@@ -386,9 +386,9 @@ def api_page(group, names, links):
     """Returns the page that describes the public names of a module.
 
     Args:
-      group: the module, such as "hi.data".
-      names: its public names.
-      links: names that have a heading on any page.
+      group: The module, such as "hi.data".
+      names: Its public names.
+      links: Names that have a heading on any page.
     """
     parts = [
         "# API" if group == "hi" else f"# {group}",
@@ -442,9 +442,9 @@ def entry(public_name, group, links):
     """Returns the description of a public name, as Markdown blocks.
 
     Args:
-      public_name: what to describe.
-      group: public module in which unqualified names are looked up for links.
-      links: names that have a heading.
+      public_name: What to describe.
+      group: Public module in which unqualified names are looked up for links.
+      links: Names that have a heading.
     """
     links = linked_names(public_name, group, links)
     parts = [f"### `{public_name.name}`", fence("python", signature(public_name))]
@@ -652,9 +652,9 @@ def docstring_blocks(text, group, links):
     """Returns a docstring as Markdown blocks.
 
     Args:
-      text: the docstring.
-      group: public module in which unqualified names are looked up for links.
-      links: names that have a heading.
+      text: The docstring.
+      group: Public module in which unqualified names are looked up for links.
+      links: Names that have a heading.
     """
     prose, sections = split_docstring(text)
     parts = prose_blocks(prose, group, links)
@@ -690,9 +690,9 @@ def inline(text, group, links):
     """Returns text of a docstring as Markdown, with links to public names and pages.
 
     Args:
-      text: a paragraph.
-      group: public module in which unqualified names are looked up.
-      links: names that have a heading.
+      text: A paragraph.
+      group: Public module in which unqualified names are looked up.
+      links: Names that have a heading.
     """
 
     def link(match):
@@ -710,7 +710,7 @@ def page_link(match):
     """Returns a link to a page, from a page in docs/reference.
 
     Raises:
-      LookupError: if there is no such page.
+      LookupError: If there is no such page.
     """
     if not (ROOT / match[0]).exists():
         raise LookupError(f"A docstring mentions {match[0]}, which does not exist. Correct it.")
@@ -721,9 +721,9 @@ def link_to(name, group, words=""):
     """Returns a link to the heading of a public name.
 
     Args:
-      name: the public name.
-      group: module on whose page the link is.
-      words: text of the link; by default the name.
+      name: The public name.
+      group: Module on whose page the link is.
+      words: Text of the link; by default the name.
     """
     page = "" if page_of(name) == page_of(group) else page_of(name)
     return f"[`{words or name}`]({page}#{re.sub(r'[^a-z0-9_-]', '', name.lower())})"

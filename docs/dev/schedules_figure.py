@@ -62,8 +62,8 @@ def panel(title, schedule):
     """Returns the elements of a panel, whose plot begins at (0, 0).
 
     Args:
-      title: name of the schedule.
-      schedule: has a peak of 1.
+      title: Name of the schedule.
+      schedule: Has a peak of 1.
     """
     epochs = [EPOCHS * index / POINTS for index in range(POINTS)]
     # The length of a step does not matter for a figure, only its start.

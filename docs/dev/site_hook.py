@@ -68,9 +68,9 @@ def linked(text, source, page, repository):
 
     Args:
       text: Markdown.
-      source: its path in the checkout, from which its links lead.
-      page: its path on the site.
-      repository: address of the repository; None or empty if it has none.
+      source: Its path in the checkout, from which its links lead.
+      page: Its path on the site.
+      repository: Address of the repository; None or empty if it has none.
     """
 
     def link(match):

@@ -63,9 +63,9 @@ def bar(row, top, fastest):
     """Returns the elements of a bar with its labels.
 
     Args:
-      row: a row of the table.
-      top: vertical position.
-      fastest: images per second of the longest bar.
+      row: A row of the table.
+      top: Vertical position.
+      fastest: Images per second of the longest bar.
     """
     speed = int(row["images_per_second"])
     length = BAR_WIDTH * speed / fastest

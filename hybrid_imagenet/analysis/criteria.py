@@ -24,8 +24,8 @@ class TargetReached:
     """When a run first reached a target.
 
     Attributes:
-      epoch: number of epochs done.
-      seconds: seconds since the start of the run; None if unknown.
+      epoch: Number of epochs done.
+      seconds: Seconds since the start of the run; None if unknown.
     """
 
     epoch: float
@@ -38,10 +38,10 @@ def first_reaching(
     """Returns when the metric first reached the target, or None.
 
     Args:
-      records: epoch records in order of time, with the keys `epoch`, `metric` and, if known,
+      records: Epoch records in order of time, with the keys `epoch`, `metric` and, if known,
         `seconds`. Records without the metric (no validation after that epoch) are skipped.
-      metric: for example `val_top1`.
-      target: a fraction.
+      metric: For example `val_top1`.
+      target: A fraction.
     """
     for record in records:
         value = record.get(metric)
@@ -71,11 +71,11 @@ def actual_training_speed(
     """Returns convergence rate * single-GPU speed * GPUs * scaling efficiency.
 
     Args:
-      epochs_to_target: number of epochs until the target accuracy.
-      single_gpu_images_per_second: speed of one GPU alone.
-      gpus: number of GPUs.
-      efficiency: scaling efficiency, a fraction.
-      images_per_epoch: number of images in the training set.
+      epochs_to_target: Number of epochs until the target accuracy.
+      single_gpu_images_per_second: Speed of one GPU alone.
+      gpus: Number of GPUs.
+      efficiency: Scaling efficiency, a fraction.
+      images_per_epoch: Number of images in the training set.
 
     Returns:
       Trainings per second.
@@ -131,10 +131,10 @@ def waterfall(
     """Divides the time of a run by cause.
 
     Args:
-      wall_seconds: duration of the run.
-      ideal_seconds: images / (GPUs * speed of one GPU alone), the duration without any loss. None
+      wall_seconds: Duration of the run.
+      ideal_seconds: Images / (GPUs * speed of one GPU alone), the duration without any loss. None
         if the speed of one GPU is unknown; then computation and other losses are one entry.
-      losses: measured seconds by cause, for example input, exposed communication, evaluation,
+      losses: Measured seconds by cause, for example input, exposed communication, evaluation,
         checkpoints.
 
     Returns:

@@ -25,16 +25,16 @@ class Result:
     """One published training of ResNet-50 on ImageNet; values that are not printed are None.
 
     Attributes:
-      source: the paper and its table.
+      source: The paper and its table.
       system: GPUs and network.
-      gpus: number of GPUs.
-      batch: images per step over all GPUs (the largest, if it changes).
-      epochs: passes over the training set within `seconds`.
-      seconds: printed time.
-      top1: top-1 validation accuracy at the end.
-      top5: top-5 validation accuracy at the end.
-      images_per_second: throughput of all GPUs in the same run.
-      efficiency: scaling efficiency in the same run.
+      gpus: Number of GPUs.
+      batch: Images per step over all GPUs (the largest, if it changes).
+      epochs: Passes over the training set within `seconds`.
+      seconds: Printed time.
+      top1: Top-1 validation accuracy at the end.
+      top5: Top-5 validation accuracy at the end.
+      images_per_second: Throughput of all GPUs in the same run.
+      efficiency: Scaling efficiency in the same run.
     """
 
     source: str
@@ -61,8 +61,8 @@ class Gpu:
     """A GPU whose training speed is published.
 
     Attributes:
-      title: its name.
-      capability: its compute capability.
+      title: Its name.
+      capability: Its compute capability.
     """
 
     title: str
@@ -75,10 +75,10 @@ class Gpu:
         computes in FP32, because the FP16 of that GPU has 1/64 of the speed.
 
         Args:
-          precision: a value of --precision, such as `mixed_float16`.
+          precision: A value of --precision, such as `mixed_float16`.
 
         Raises:
-          ValueError: for mixed_bfloat16 on a GPU that does not support it.
+          ValueError: For mixed_bfloat16 on a GPU that does not support it.
         """
         if precision == "mixed_bfloat16" and self.capability < (8, 0):
             raise ValueError(
@@ -94,13 +94,13 @@ class GpuSpeed:
     """A published training speed of ResNet-50 at 224 pixels.
 
     Attributes:
-      source: where it was published.
-      gpu: a key of `GPUS`.
+      source: Publication of the figure.
+      gpu: A key of `GPUS`.
       precision: `fp16` (mixed), `bf16` (mixed), `tf32` or `fp32`.
-      batch: images per GPU and step.
-      images_per_second: speed of one GPU, which was one of `gpus` GPUs.
-      gpus: number of GPUs in the run.
-      date: the day of a measurement with this program, or "".
+      batch: Images per GPU and step.
+      images_per_second: Speed of one GPU, which was one of `gpus` GPUs.
+      gpus: Number of GPUs in the run.
+      date: The day of a measurement with this program, or "".
     """
 
     source: str
@@ -154,9 +154,9 @@ def speeds(gpu: str, precision: str, *, by_this_program: bool = False) -> list[G
     """Returns the published speeds of a GPU in an arithmetic.
 
     Args:
-      gpu: a key of `GPUS`.
-      precision: see `GpuSpeed`.
-      by_this_program: return the speeds that were measured with this program, instead of the
+      gpu: A key of `GPUS`.
+      precision: See `GpuSpeed`.
+      by_this_program: Return the speeds that were measured with this program, instead of the
         published ones.
     """
     return [
@@ -175,8 +175,8 @@ def recognize_gpu(name: str, memory_mib: str) -> str | None:
     are almost as fast.
 
     Args:
-      name: name of the device, as nvidia-smi prints it.
-      memory_mib: memory in MiB, as nvidia-smi prints it.
+      name: Name of the device, as nvidia-smi prints it.
+      memory_mib: Memory in MiB, as nvidia-smi prints it.
     """
     match = re.search(r"\b(P40|V100|H200|H100|L40S|A100)\b", name)
     if match is None:
@@ -200,8 +200,8 @@ def decoding_cores(images_per_second: float, *, resized: bool = False) -> int:
     """Returns the number of CPU cores that decode as fast as GPUs train.
 
     Args:
-      images_per_second: speed of training, of one GPU or of all GPUs of a host.
-      resized: whether the images are shards with a shorter side of 256 pixels.
+      images_per_second: Speed of training, of one GPU or of all GPUs of a host.
+      resized: Whether the images are shards with a shorter side of 256 pixels.
     """
     rate = _FIGURES["decoding"]["images_per_core_second"]
     if resized:

@@ -97,14 +97,14 @@ def measure(
     """Measures each engine, algorithm, compression and size.
 
     Args:
-      engines: the communicator of each engine.
-      options: the parsed options of the benchmark.
+      engines: The communicator of each engine.
+      options: The parsed options of the benchmark.
 
     Returns:
       The rows of the table.
 
     Raises:
-      UserError: if an algorithm does not support this number of ranks.
+      UserError: If an algorithm does not support this number of ranks.
     """
     rows = []
     communicator = next(iter(engines.values()))
@@ -219,9 +219,9 @@ def _measure_calls(
     """Times the candidates in turns.
 
     Args:
-      communicator: communicator of all ranks; every rank calls this.
-      calls: the function of each candidate.
-      budget_seconds: time for all calls. Each function is called at least 5 times.
+      communicator: Communicator of all ranks; every rank calls this.
+      calls: The function of each candidate.
+      budget_seconds: Time for all calls. Each function is called at least 5 times.
 
     Returns:
       Median and minimum seconds of each candidate, on the slowest rank.
@@ -331,7 +331,7 @@ def parse_size(text: str) -> int:
     """Parses a size in bytes such as 64K, 1M, 64MB or 4096; K, M and G are powers of 1024.
 
     Raises:
-      UserError: if it is not a size, or less than 4 bytes.
+      UserError: If it is not a size, or less than 4 bytes.
     """
     match = re.fullmatch(r"(\d+)\s*([kmg]?)i?b?", text.strip().lower())
     size = int(match[1]) * _UNITS[match[2]] if match else 0

@@ -124,8 +124,8 @@ def climb(options: argparse.Namespace, flags: Sequence[str]) -> Row:
     """Measures one GPU, one host and the cluster, until one of them fails.
 
     Args:
-      options: the parsed options of the benchmark.
-      flags: flags of the training program.
+      options: The parsed options of the benchmark.
+      flags: Flags of the training program.
 
     Returns:
       The report, a JSON object. Its `error` is why the measurements ended early, or "".
@@ -160,7 +160,7 @@ def _measure_rungs(report: Row, options: argparse.Namespace, flags: Sequence[str
     """Runs the measurements and stores their results in the report.
 
     Raises:
-      UserError: if one of them fails.
+      UserError: If one of them fails.
     """
     print("1. the doctor", flush=True)
     facts, findings = doctor.check_hosts(
@@ -198,10 +198,10 @@ def _slots_by_host(text: str, facts: Mapping[str, Any]) -> dict[str, int]:
 
     Args:
       text: -H.
-      facts: facts by host.
+      facts: Facts by host.
 
     Raises:
-      UserError: if no host answered.
+      UserError: If no host answered.
     """
     slots = {}
     for name, count in parse_hosts(text, 0).items():
@@ -227,16 +227,16 @@ def measure(ranks: int, hosts: str, flags: Sequence[str], options: argparse.Name
     """Runs `bench scaling` on a number of ranks.
 
     Args:
-      ranks: number of ranks.
+      ranks: Number of ranks.
       hosts: -H of the job.
-      flags: flags of the training program.
-      options: the parsed options of the benchmark.
+      flags: Flags of the training program.
+      options: The parsed options of the benchmark.
 
     Returns:
       The row of the job.
 
     Raises:
-      UserError: if the job fails or takes longer than --timeout.
+      UserError: If the job fails or takes longer than --timeout.
     """
     words = scaling.job_command(scaling.worker_arguments(options, flags), ranks, hosts, options)
     return scaling.run_job(words, ranks, options.timeout)
@@ -249,7 +249,7 @@ def _add_published_speeds(report: Row, gpu_key: str | None) -> None:
     published, it is the fastest one of these.
 
     Raises:
-      UserError: if the GPU does not support the precision.
+      UserError: If the GPU does not support the precision.
     """
     row = report["rungs"]["one GPU"]
     if gpu_key is None:

@@ -169,10 +169,10 @@ def measure_pipeline(
     """Measures this package's pipeline at full speed, and then with a simulated trainer.
 
     Args:
-      title: name of the row.
+      title: Name of the row.
       dataset: --dataset.
       data_dir: --data_dir.
-      arguments: the parsed options of the benchmark.
+      arguments: The parsed options of the benchmark.
 
     Returns:
       A row of the table.
@@ -242,11 +242,11 @@ def make_row(
     """Returns the row of one pipeline.
 
     Args:
-      name: name of the row.
-      images: number of images.
-      seconds: duration of the measurement.
+      name: Name of the row.
+      images: Number of images.
+      seconds: Duration of the measurement.
       cpu_seconds: CPU time of the process.
-      threads: number of decoding threads.
+      threads: Number of decoding threads.
     """
     cores = min(threads, os.cpu_count() or 1)
     return {

@@ -33,7 +33,7 @@ def photograph_shards(resize: int | None) -> Path:
     """Returns the directory of TFRecord shards of the photographs, which are created once.
 
     Args:
-      resize: shorter side of the images in pixels; None keeps their size.
+      resize: Shorter side of the images in pixels; None keeps their size.
     """
     photographs = photograph_folder()
     directory = photographs.with_name(f"{photographs.name}-shards-{resize or 'full'}")

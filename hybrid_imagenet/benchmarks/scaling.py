@@ -61,14 +61,14 @@ def run_jobs(options: argparse.Namespace, flags: Sequence[str]) -> list[Row]:
     """Starts a job for each number of ranks, prints the table and writes --json.
 
     Args:
-      options: the parsed options of the benchmark.
-      flags: flags of the training program.
+      options: The parsed options of the benchmark.
+      flags: Flags of the training program.
 
     Returns:
       A row for each number of ranks.
 
     Raises:
-      UserError: if a job fails; earlier rows are printed and written first.
+      UserError: If a job fails; earlier rows are printed and written first.
     """
     rows: list[Row] = []
     counts = parse_rank_counts(options.ranks)
@@ -91,7 +91,7 @@ def same_step_flags(ranks: int) -> list[str]:
     Alone, a GPU compiles its step with XLA, and efficiency would compare two different steps.
 
     Args:
-      ranks: of the largest job.
+      ranks: Number of ranks of the largest job.
     """
     return ["--nojit_compile"] if ranks > 1 else []
 
@@ -194,7 +194,7 @@ def parse_rank_counts(text: str) -> list[int]:
     """Parses --ranks.
 
     Raises:
-      UserError: if it is not a list of increasing whole numbers.
+      UserError: If it is not a list of increasing whole numbers.
     """
     try:
         counts = [int(word) for word in text.split(",")]
@@ -225,11 +225,11 @@ def job_command(
     """Returns the command of a job.
 
     Args:
-      words: arguments of the benchmark or of the script.
-      ranks: number of ranks.
+      words: Arguments of the benchmark or of the script.
+      ranks: Number of ranks.
       hosts: -H; "" is this host.
-      options: the options with the network.
-      script: path of a script to run; "" runs a benchmark of this package.
+      options: The options with the network.
+      script: Path of a script to run; "" runs a benchmark of this package.
     """
     is_one_local_rank = ranks == 1 and hosts.partition(":")[0] in ("", "localhost")
     if is_one_local_rank:
@@ -247,15 +247,15 @@ def run_job(command: Sequence[str], ranks: int, timeout: float) -> Row:
     """Runs a job, which is terminated if this process ends.
 
     Args:
-      command: see `job_command`.
-      ranks: number of ranks, for messages.
-      timeout: seconds that the job may take.
+      command: See `job_command`.
+      ranks: Number of ranks, for messages.
+      timeout: Seconds that the job may take.
 
     Returns:
       The result that rank 0 prints.
 
     Raises:
-      UserError: if the job fails or takes too long.
+      UserError: If the job fails or takes too long.
     """
     job = f"the job of {pluralize(ranks, 'rank')}"
     # SIGTERM raises SystemExit, so that the job is terminated below.
@@ -318,15 +318,15 @@ def run_worker(
     """Runs one rank of a job; rank 0 prints the result.
 
     Args:
-      options: the parsed options of the benchmark.
-      flags: flags of the training program.
-      before_timing: see `measure`.
+      options: The parsed options of the benchmark.
+      flags: Flags of the training program.
+      before_timing: See `measure`.
 
     Returns:
       The exit code.
 
     Raises:
-      SharedError: for a flag that this benchmark does not support.
+      SharedError: For a flag that this benchmark does not support.
     """
     from hybrid_imagenet import comm, run_plan
     from hybrid_imagenet import config as configuration
@@ -365,12 +365,12 @@ def measure(
     """Times training steps with and without the reduction of gradients; every rank calls it.
 
     Args:
-      config: configuration of the run.
-      communicator: communicator of all ranks.
-      steps: steps per round.
-      rounds: number of rounds that are measured.
-      classes: number of classes of the model.
-      before_timing: rank 0 calls it once, after the warmup.
+      config: Configuration of the run.
+      communicator: Communicator of all ranks.
+      steps: Steps per round.
+      rounds: Number of rounds that are measured.
+      classes: Number of classes of the model.
+      before_timing: Rank 0 calls it once, after the warmup.
 
     Returns:
       The row of this number of ranks; all ranks return the same times.
@@ -451,9 +451,9 @@ class TimedStep:
     """A training step for a benchmark.
 
     Attributes:
-      call: starts the step; with a GPU it may return before the step is done.
-      wait: returns when all steps are done.
-      loss: waits, and returns the mean loss of all images of all steps so far.
+      call: Starts the step; with a GPU it may return before the step is done.
+      wait: Returns when all steps are done.
+      loss: Waits, and returns the mean loss of all images of all steps so far.
     """
 
     call: Callable[[], object]
@@ -473,11 +473,11 @@ def training_step(
     As in training, the host may be ahead of a GPU, because nothing is read from it between steps.
 
     Args:
-      config: configuration of the run.
-      communicator: communicator of the model.
-      reducer: communicator that reduces gradients.
-      precision: precision of the model, such as `mixed_float16`.
-      classes: number of classes of the model.
+      config: Configuration of the run.
+      communicator: Communicator of the model.
+      reducer: Communicator that reduces gradients.
+      precision: Precision of the model, such as `mixed_float16`.
+      classes: Number of classes of the model.
     """
     import numpy as np
     import tensorflow as tf

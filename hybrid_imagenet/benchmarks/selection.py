@@ -23,11 +23,11 @@ def run_selected(
     """Runs a benchmark, or prints the list of benchmarks.
 
     Args:
-      argv: the words after the command's name; the first one names the benchmark.
-      program: how a user starts the command, such as `hybrid-imagenet bench`.
-      description: what the benchmarks do, as a sentence.
-      benchmarks: the module of each benchmark, and its description.
-      examples: command lines for the help.
+      argv: The words after the command's name; the first one names the benchmark.
+      program: How a user starts the command, such as `hybrid-imagenet bench`.
+      description: What the benchmarks do, as a sentence.
+      benchmarks: The module of each benchmark, and its description.
+      examples: Command lines for the help.
 
     Returns:
       The exit code (see `hybrid_imagenet.errors`).

@@ -41,12 +41,12 @@ class BatchNormStatistics:
         """Takes the statistics.
 
         Args:
-          communicator: the ranks.
+          communicator: The ranks.
           statistics: (mean, variance) of every layer.
-          collect: called first, to measure this rank's statistics if training has not left them
+          collect: Called first, to measure this rank's statistics if training has not left them
             (`PreciseStatistics`).
-          merge_parts: gives the virtual GPUs of this rank its merged statistics to continue from.
-          dtype: type in which they are merged. If a feature has a mean of thousands of standard
+          merge_parts: Gives the virtual GPUs of this rank its merged statistics to continue from.
+          dtype: Type in which they are merged. If a feature has a mean of thousands of standard
             deviations, as a year may have, float32 has no digits left for its variance.
         """
         self._dtype = dtype
@@ -106,10 +106,10 @@ class PreciseStatistics:
         """Takes the statistics.
 
         Args:
-          forward: runs a batch in training mode and updates nothing but the statistics.
+          forward: Runs a batch in training mode and updates nothing but the statistics.
           statistics: (mean, variance) of every layer.
-          batches: returns the batches.
-          state: position of the run; nothing is measured twice after the same step.
+          batches: Returns the batches.
+          state: Position of the run; nothing is measured twice after the same step.
         """
         self._forward = tf.function(forward, autograph=False)
         self._statistics = list(statistics)

@@ -46,11 +46,11 @@ def broadcast_model(model: keras.Model, communicator: Communicator | None = None
           train_step(images, labels)
 
     Args:
-      model: a model that has its weights; compiled or not.
-      communicator: the connected ranks (default: None, those of this process).
+      model: A model that has its weights; compiled or not.
+      communicator: The connected ranks (default: None, those of this process).
 
     Raises:
-      UserError: if there are several ranks, and the model does not have all its weights yet; on
+      UserError: If there are several ranks, and the model does not have all its weights yet; on
         all ranks, if they read their data in different orders, a layer cannot be synchronized, or
         the model was built in the scope of a strategy such as `tf.distribute.MirroredStrategy`.
     """
@@ -137,9 +137,9 @@ def build(model: keras.Model, optimizer: Any, communicator: Communicator) -> Non
     wrote may not be built there yet: its first `apply` builds it, with the right variables.
 
     Args:
-      model: that the optimizer updates.
-      optimizer: of this package or of Keras.
-      communicator: connects the ranks.
+      model: Model that the optimizer updates.
+      optimizer: Optimizer of this package or of Keras.
+      communicator: Connects the ranks.
     """
     trains_as_keras = compiled_model.trains_as_keras(model)
     if isinstance(optimizer, DistributedOptimizer):
@@ -178,12 +178,12 @@ def set_hyperparameters(optimizer: Any, values: Mapping[str, float]) -> None:
     """Sets the hyperparameters of a step.
 
     Args:
-      optimizer: of this package, which uses all values that it knows; or of Keras, which uses the
-        learning rate only.
-      values: by name.
+      optimizer: Optimizer of this package, which uses all values that it knows; or of Keras, which
+        uses the learning rate only.
+      values: Values by name.
 
     Raises:
-      UserError: as `GroupedOptimizer.check_learning_rate`, for a schedule of the user.
+      UserError: See `GroupedOptimizer.check_learning_rate`; for a schedule of the user.
     """
     hyperparameters = hyperparameters_of(optimizer)
     if hyperparameters is None:

@@ -25,7 +25,7 @@ class BroadcastInitialState(TrainingCallback):
         """Broadcasts the state; every rank calls it.
 
         Raises:
-          UserError: on all ranks, if they have different numbers of steps, or as `broadcast_model`.
+          UserError: On all ranks, if they have different numbers of steps, or as `broadcast_model`.
         """
         check_same_order(self.communicator)
         steps = self.communicator.allgather_object(self.params.get("steps"))
@@ -45,7 +45,7 @@ class BroadcastInitialState(TrainingCallback):
         """Checks after the first step that it has created no weights, and the losses of layers.
 
         Raises:
-          UserError: on all ranks, with the weights that were not broadcast, or for a loss of
+          UserError: On all ranks, with the weights that were not broadcast, or for a loss of
             several values.
         """
         if self._broadcast_weight_ids is None:

@@ -50,7 +50,7 @@ def saved_variables(callbacks: Iterable[keras.callbacks.Callback]) -> dict[str, 
     """Returns the variables of all callbacks that checkpoints contain, by name.
 
     Raises:
-      UserError: if two variables have the same name for `restore_arrays`, because only one of them
+      UserError: If two variables have the same name for `restore_arrays`, because only one of them
         could be restored, or if a name belongs to something else in a checkpoint.
     """
     variables: dict[str, keras.Variable] = {}
@@ -82,7 +82,7 @@ def states_of(callbacks: Iterable[keras.callbacks.Callback]) -> dict[str, dict[s
     """Returns the states of `stateful_callbacks` by name, JSON-ready.
 
     Raises:
-      UserError: if `state_dict` of a callback has returned something else.
+      UserError: If `state_dict` of a callback has returned something else.
     """
     states = {}
     for name, callback in stateful_callbacks(callbacks).items():

@@ -101,15 +101,15 @@ class Checkpoint(SaveCheckpoints):
       model.fit(data, epochs=90, callbacks=callbacks)
 
     Args:
-      directory: directory that contains nothing else; its parent must exist. One run at a time may
+      directory: Directory that contains nothing else; its parent must exist. One run at a time may
         use it.
-      every_epochs: epochs from one checkpoint to the next; the last epoch is always saved
+      every_epochs: Epochs from one checkpoint to the next; the last epoch is always saved
         (default: 1).
-      every_seconds: seconds from one checkpoint inside an epoch to the next; None saves none there,
+      every_seconds: Seconds from one checkpoint inside an epoch to the next; None saves none there,
         unless a signal asks for it (default: 600.0).
-      keep: number of latest valid checkpoints to keep (default: 2).
-      order: sampler of `hi.order.keras_dataset`, which is saved and restored too (default: None).
-      skip_batches: whether to read and skip the batches that were trained before an interruption,
+      keep: Number of latest valid checkpoints to keep (default: 2).
+      order: Sampler of `hi.order.keras_dataset`, which is saved and restored too (default: None).
+      skip_batches: Whether to read and skip the batches that were trained before an interruption,
         with data that are in the same order every time (default: False).
     """
 
@@ -157,7 +157,7 @@ class Checkpoint(SaveCheckpoints):
         """Restores the latest valid checkpoint on all ranks, and the epoch that `fit` begins with.
 
         Raises:
-          UserError: on all ranks, if the directory is in use or belongs to another model, or if
+          UserError: On all ranks, if the directory is in use or belongs to another model, or if
             none of its checkpoints can be used.
         """
         communicator = self.communicator
@@ -219,7 +219,7 @@ class Checkpoint(SaveCheckpoints):
         """Sets position and variables from what rank 0 has restored; every rank calls it.
 
         Args:
-          meta: returned by `_restore` on rank 0.
+          meta: Returned by `_restore` on rank 0.
         """
         communicator = self.communicator
         self.run.state.restore(meta["state"])
@@ -286,7 +286,7 @@ class Checkpoint(SaveCheckpoints):
         """Returns whether a callback has ended this `fit` at the position of a checkpoint.
 
         Args:
-          description: of the checkpoint.
+          description: Description of the checkpoint.
         """
         return bool(description["finished_fit"] == self.params["epochs"])
 
@@ -348,7 +348,7 @@ class Checkpoint(SaveCheckpoints):
         """Saves inside an epoch if ranks have asked for it, and exits if one got a signal to stop.
 
         Raises:
-          SystemExit: on all ranks, with code 75, after a signal.
+          SystemExit: On all ranks, with code 75, after a signal.
         """
         self._stopped_at_batch = self.model.stop_training
         if self._metric_states:
@@ -541,7 +541,7 @@ class Checkpoint(SaveCheckpoints):
         """Starts the loss scales again that are set differently than in the checkpoint.
 
         Args:
-          saved: descriptions of the optimizers in the checkpoint, by name.
+          saved: Descriptions of the optimizers in the checkpoint, by name.
         """
         for name, optimizer in compiled_model.distributed(self.model).items():
             if name not in saved or saved[name]["loss_scale"] is None:

@@ -49,7 +49,7 @@ class CompareRanks(TrainingCallback):
         """Checks that the ranks train together and write different files.
 
         Raises:
-          UserError: on all ranks, if they would train separately, or write the same files.
+          UserError: On all ranks, if they would train separately, or write the same files.
         """
         optimizer = self.model.optimizer
         is_separate = type(optimizer).__module__.startswith("keras.") or isinstance(
@@ -80,7 +80,7 @@ class CompareRanks(TrainingCallback):
         """Compares; every rank calls it.
 
         Raises:
-          UserError: on all ranks, with the ranks that differ and what differs.
+          UserError: On all ranks, with the ranks that differ and what differs.
         """
         self._loss = None
         if self._updates_before is None:
@@ -96,7 +96,7 @@ class CompareRanks(TrainingCallback):
         """Compares; every rank calls it.
 
         Raises:
-          UserError: on all ranks, with what differs, or if all steps were skipped.
+          UserError: On all ranks, with what differs, or if all steps were skipped.
         """
         self._compare("training ends")
         if self._updates_before is None:
@@ -111,7 +111,7 @@ class CompareRanks(TrainingCallback):
         """Ends training that makes no progress, and reports training that often makes none.
 
         Raises:
-          UserError: on all ranks, if the last `MAX_SKIPPED_STEPS` steps were skipped.
+          UserError: On all ranks, if the last `MAX_SKIPPED_STEPS` steps were skipped.
         """
         for name, optimizer in compiled_model.distributed(self.model).items():
             if optimizer.loss_scale.skipped_in_a_row >= MAX_SKIPPED_STEPS:

@@ -64,13 +64,13 @@ def on_rank_zero(*callbacks: keras.callbacks.Callback) -> list[keras.callbacks.C
       ]
 
     Args:
-      *callbacks: callbacks of Keras or of your own.
+      *callbacks: Callbacks of Keras or of your own.
 
     Returns:
       The callbacks on rank 0, and an empty list on other ranks.
 
     Raises:
-      UserError: for a callback of Keras or of this package that communicates or changes one of
+      UserError: For a callback of Keras or of this package that communicates or changes one of
         these; for `TensorBoard` if its package is not installed.
     """
     for callback in callbacks:
@@ -95,9 +95,9 @@ def default_callbacks(
       model.fit(data, epochs=10, callbacks=hi.callbacks.default_callbacks())
 
     Args:
-      *first_rank: callbacks for rank 0 only, such as `keras.callbacks.ModelCheckpoint` and
+      *first_rank: Callbacks for rank 0 only, such as `keras.callbacks.ModelCheckpoint` and
         `BackupAndRestore`.
-      stall_timeout: seconds without progress of a rank after which the job stops with exit code 4;
+      stall_timeout: Seconds without progress of a rank after which the job stops with exit code 4;
         0 never ends it (default: 600.0).
 
     Returns:
@@ -107,7 +107,7 @@ def default_callbacks(
       `ScheduleLog` and `CompareRanks`.
 
     Raises:
-      UserError: for a callback that must be on every rank, as in `on_rank_zero`.
+      UserError: For a callback that must be on every rank, as in `on_rank_zero`.
     """
     return [
         *([StallWatchdog(stall_timeout)] if process.size() > 1 and stall_timeout else []),

@@ -68,21 +68,22 @@ def evaluate(
     Args:
       model: A compiled model whose weights are equal on all ranks, as they are after `fit`. After a
         custom loop, call `hi.merge_batch_norm_statistics(model)` first.
-      x: inputs, or a `tf.data.Dataset` or `PyDataset` of batches. A rank may have no example, as
+      x: Inputs, or a `tf.data.Dataset` or `PyDataset` of batches. A rank may have no example, as
         with fewer batches than ranks, unless `x` is a `PyDataset` or the model runs eagerly.
-      y: targets (default: None, if `x` has them).
-      batch_size: examples in a batch of this rank (default: None, 32, or the batches of `x`).
-      verbose: of rank 0, whose progress bar shows the results of its own part (default: "auto").
-      sample_weight: weights of this rank's examples (default: None, each counts equally).
-      steps: largest number of batches of this rank (default: None, all).
-      callbacks: of Keras, for this rank (default: None).
-      **arguments: others of `model.evaluate`.
+      y: Targets (default: None, if `x` has them).
+      batch_size: Examples in a batch of this rank (default: None, 32, or the batches of `x`).
+      verbose: Verbosity of rank 0, whose progress bar shows the results of its own part (default:
+        "auto").
+      sample_weight: Weights of this rank's examples (default: None, each counts equally).
+      steps: Largest number of batches of this rank (default: None, all).
+      callbacks: Callbacks of Keras, for this rank (default: None).
+      **arguments: Others of `model.evaluate`.
 
     Returns:
       Loss and metrics by name, as `model.evaluate(..., return_dict=True)`.
 
     Raises:
-      UserError: on all ranks, if a rank fails, no rank has a batch, weights or statistics differ,
+      UserError: On all ranks, if a rank fails, no rank has a batch, weights or statistics differ,
         or a value cannot be computed over ranks: the state of a metric of your own class is not
         known to be a sum (set its attribute `sums_over_ranks = True` if it is), or a `test_step`
         returns a value that is not a metric's.
@@ -141,7 +142,7 @@ def _result_names(communicator: Communicator, own_results: dict[str, Any]) -> li
     """Returns the names of the results; a rank without a batch gets them from another one.
 
     Raises:
-      UserError: if no rank has a batch.
+      UserError: If no rank has a batch.
     """
     for names in communicator.allgather_object(list(own_results)):
         if names:
@@ -198,7 +199,7 @@ def _summable_metrics(
     """Returns the metrics of a model, all of which can be summed over ranks.
 
     Raises:
-      UserError: if a metric, or a value of a `test_step`, cannot be.
+      UserError: If a metric, or a value of a `test_step`, cannot be.
     """
     metrics = list(metric_sums.single_metrics(model.metrics))
     for metric in metrics:

@@ -22,8 +22,8 @@ class DivergedError(NumericsError):
     """Training has diverged; all ranks raise it at the same step.
 
     Attributes:
-      step: the first one that had diverged.
-      loss: its loss, which is too high or not finite.
+      step: The first one that had diverged.
+      loss: Its loss, which is too high or not finite.
     """
 
     def __init__(self, message: str, step: int, loss: float):
@@ -42,7 +42,7 @@ class DivergenceGuard(TrainingCallback):
       callbacks = [*hi.callbacks.default_callbacks(), hi.callbacks.DivergenceGuard()]
 
     Args:
-      highest_loss: highest loss, in nats, that has not diverged (default: math.inf).
+      highest_loss: Highest loss, in nats, that has not diverged (default: math.inf).
     """
 
     def __init__(self, *, highest_loss: float = math.inf):
@@ -53,7 +53,7 @@ class DivergenceGuard(TrainingCallback):
         """Compares the loss of each rank with the highest one; every rank calls it.
 
         Raises:
-          DivergedError: on all ranks, if a rank has diverged.
+          DivergedError: On all ranks, if a rank has diverged.
         """
         loss = (logs or {}).get("loss")
         if loss is None:

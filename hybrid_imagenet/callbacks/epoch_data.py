@@ -32,10 +32,10 @@ class EpochData(abc.ABC):
     """The training data of the running `fit`.
 
     Attributes:
-      is_exact: whether an epoch can continue after its first batches, with exactly those that have
+      is_exact: Whether an epoch can continue after its first batches, with exactly those that have
         not been trained.
-      can_skip: whether the first batches of an epoch can at least be read and skipped.
-      batches: examples in a batch and batches in an epoch; None where they are not known.
+      can_skip: Whether the first batches of an epoch can at least be read and skipped.
+      batches: Examples in a batch and batches in an epoch; None where they are not known.
     """
 
     is_exact = True

@@ -31,7 +31,7 @@ class LARSSchedule(StepSchedule):
     (`trust_ratio_exponent`, --hybrid_ramp_epochs).
 
     Args:
-      derives_coefficient: whether to set the trust coefficient of optimizers that lack one
+      derives_coefficient: Whether to set the trust coefficient of optimizers that lack one
         (default: True).
 
     Reference:
@@ -54,7 +54,7 @@ class LARSSchedule(StepSchedule):
         cannot be earlier. It cannot be later, because the first step is compiled with it.
 
         Raises:
-          SharedError: as `set_trust_coefficient`.
+          SharedError: See `set_trust_coefficient`.
         """
         super().on_epoch_begin(epoch, logs)
         if self._derives_coefficient and self._is_first_epoch:

@@ -31,8 +31,8 @@ def warn_of_different_constants(model: keras.Model, communicator: Communicator) 
     It is only a warning, because such an array need not take part in the computation.
 
     Args:
-      model: the network.
-      communicator: connects the ranks.
+      model: The network.
+      communicator: Connects the ranks.
     """
     if communicator.size == 1:
         return

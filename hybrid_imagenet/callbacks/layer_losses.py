@@ -18,11 +18,11 @@ def reject_losses_of_several_values(model: keras.Model) -> None:
     of one rank is only a part of that over the batches of all ranks.
 
     Args:
-      model: trained by the `compute_loss` of Keras, or of its own, which may take a mean. The
+      model: Trained by the `compute_loss` of Keras, or of its own, which may take a mean. The
         latter is not checked.
 
     Raises:
-      SharedError: on all ranks, with the layer and the shape of its loss.
+      SharedError: On all ranks, with the layer and the shape of its loss.
     """
     if type(model).compute_loss is not keras.Model.compute_loss:
         return

@@ -32,7 +32,7 @@ def merge_batch_norm_statistics(model: keras.Model) -> None:
       print(hi.evaluate(model, *test))
 
     Args:
-      model: the network, the same on all ranks; layers of models inside it count, too.
+      model: The network, the same on all ranks; layers of models inside it count, too.
 
     Reference:
       Lu et al. §2.2.3, see `hi.callbacks.MergeBatchNormStatistics`.
@@ -60,13 +60,13 @@ class MergeBatchNormStatistics(TrainingCallback):
     become their mean over ranks there. What later callbacks save on one rank is then right for all.
 
     Args:
-      collect: function that measures this rank's statistics before they are merged (default: None,
+      collect: Function that measures this rank's statistics before they are merged (default: None,
         the statistics of the layers).
-      merge_parts: function that merges the statistics of the virtual GPUs of this rank
+      merge_parts: Function that merges the statistics of the virtual GPUs of this rank
         (default: does nothing).
-      at_epoch_end: whether to merge at the end of each epoch, where other callbacks may save the
+      at_epoch_end: Whether to merge at the end of each epoch, where other callbacks may save the
         model; False merges only before a validation or a checkpoint (default: True).
-      dtype: type in which statistics are merged (default: tf.float64).
+      dtype: Type in which statistics are merged (default: tf.float64).
 
     Reference:
       Lu et al. §2.2.3.
@@ -95,7 +95,7 @@ class MergeBatchNormStatistics(TrainingCallback):
         """Merges the statistics before validation.
 
         Raises:
-          UserError: on all ranks, if some of them do not validate here.
+          UserError: On all ranks, if some of them do not validate here.
         """
         self._check_next("validation")
         self.merge()
@@ -104,7 +104,7 @@ class MergeBatchNormStatistics(TrainingCallback):
         """Merges the statistics unless a validation has, and the sums of accumulated gradients.
 
         Raises:
-          UserError: on all ranks, as `on_test_begin`.
+          UserError: On all ranks, as `on_test_begin`.
         """
         if not self._at_epoch_end:
             return

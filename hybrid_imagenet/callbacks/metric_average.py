@@ -37,7 +37,7 @@ class MetricAverage(keras.callbacks.Callback):
     like numbers.
 
     Attributes:
-      results: values by name of the last validation, also of one outside of `fit`, because Keras's
+      results: Values by name of the last validation, also of one outside of `fit`, because Keras's
         `evaluate` returns the rank's own values.
     """
 
@@ -59,7 +59,7 @@ class MetricAverage(keras.callbacks.Callback):
         """Averages the results of training, before `fit` resets the metrics for validation.
 
         Raises:
-          UserError: on all ranks, outside `fit`, if they divided their data in different orders.
+          UserError: On all ranks, outside `fit`, if they divided their data in different orders.
         """
         if self._in_epoch:
             self._training_results = self._average_results()

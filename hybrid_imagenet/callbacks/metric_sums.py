@@ -53,8 +53,8 @@ def summed_over_ranks(
     own states again.
 
     Args:
-      metrics: with summable states, the same on all ranks.
-      communicator: connects the ranks.
+      metrics: Metrics with summable states, the same on all ranks.
+      communicator: Connects the ranks.
     """
     variables = [variable for metric in metrics for variable in metric.variables]
     own_values = [variable.numpy() for variable in variables]

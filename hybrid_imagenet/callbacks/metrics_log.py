@@ -20,9 +20,9 @@ class RecordSink(Protocol):
         """Takes the record of a step, or None if no values were fetched for it.
 
         Args:
-          step: number of steps done.
-          position: fractional epochs done.
-          record: values by name.
+          step: Number of steps done.
+          position: Fractional epochs done.
+          record: Values by name.
         """
 
     def epoch(self, record: Mapping[str, Any]) -> None:
@@ -40,11 +40,11 @@ class MetricsLog(TrainingCallback):
       callbacks = [*hi.callbacks.default_callbacks(), hi.callbacks.MetricsLog("metrics.jsonl")]
 
     Args:
-      path: the file (default: None, if there is a sink).
-      sink: receives the records instead of a file (default: None).
+      path: The file (default: None, if there is a sink).
+      sink: Receives the records instead of a file (default: None).
 
     Raises:
-      ValueError: unless there is either a path or a sink.
+      ValueError: Unless there is either a path or a sink.
     """
 
     def __init__(

@@ -20,11 +20,11 @@ class Profiler(TrainingCallback):
       callbacks = hi.callbacks.default_callbacks(hi.callbacks.Profiler(10, 12, "profile"))
 
     Args:
-      first: first step of the trace, counted from 1 over all sessions.
-      last: last step of the trace.
-      directory: directory of the trace.
-      wait: function that returns when the device has finished its work (default: returns at once).
-      log: function that prints a line about how to show the trace (default: prints it to stderr).
+      first: First step of the trace, counted from 1 over all sessions.
+      last: Last step of the trace.
+      directory: Directory of the trace.
+      wait: Function that returns when the device has finished its work (default: returns at once).
+      log: Function that prints a line about how to show the trace (default: prints it to stderr).
     """
 
     def __init__(

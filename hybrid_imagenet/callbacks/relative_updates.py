@@ -21,8 +21,8 @@ class RelativeUpdates(TrainingCallback):
     their device; the host reads the ratios with the epoch's other values.
 
     Attributes:
-      ratios: of the last whole epoch, float32 [kernels]; part of a checkpoint, which may be between
-        an epoch's last step and its record.
+      ratios: Ratios of the last whole epoch, float32 [kernels]; part of a checkpoint, which may be
+        between an epoch's last step and its record.
     """
 
     def __init__(self, kernels: Sequence[keras.Variable]):

@@ -43,9 +43,9 @@ class SaveCheckpoints(TrainingCallback, abc.ABC):
         """Stores when a checkpoint is due.
 
         Args:
-          every_epochs: epochs between checkpoints; the end of training is always saved.
-          every_steps: also save after this many steps.
-          save_best: also save each epoch whose validation is the best so far.
+          every_epochs: Epochs between checkpoints; the end of training is always saved.
+          every_steps: Also save after this many steps.
+          save_best: Also save each epoch whose validation is the best so far.
         """
         super().__init__()
         self._every_epochs = every_epochs
@@ -76,12 +76,12 @@ class SaveCheckpoints(TrainingCallback, abc.ABC):
         Either the run is new, or it was restored from a checkpoint of this position.
 
         Args:
-          store: writes the files; None on ranks other than 0.
-          all_callbacks: callbacks of the run, whose state is saved too.
-          restored_states: states of callbacks by name, from the checkpoint that was restored.
+          store: Writes the files; None on ranks other than 0.
+          all_callbacks: Callbacks of the run, whose state is saved too.
+          restored_states: States of callbacks by name, from the checkpoint that was restored.
 
         Raises:
-          UserError: on all ranks, if two callbacks save a variable with the same name.
+          UserError: On all ranks, if two callbacks save a variable with the same name.
         """
         with self.communicator.raise_on_all_ranks():
             # It checks the names now, and not in the first checkpoint.
@@ -107,7 +107,7 @@ class SaveCheckpoints(TrainingCallback, abc.ABC):
         """Sets the states that have not been set yet.
 
         Args:
-          callbacks: the first callbacks of the run, or all of them.
+          callbacks: The first callbacks of the run, or all of them.
         """
         for name, callback in callback_state.stateful_callbacks(callbacks).items():
             if name in self._restored_states:
@@ -119,9 +119,9 @@ class SaveCheckpoints(TrainingCallback, abc.ABC):
         """Sets the restored state of a callback.
 
         Args:
-          callback: of the run.
-          name: of the callback in the checkpoint.
-          state: of the callback in the checkpoint.
+          callback: Callback of the run.
+          name: Name of the callback in the checkpoint.
+          state: State of the callback in the checkpoint.
         """
         callback_state.set_state(callback, state)
 
@@ -153,7 +153,7 @@ class SaveCheckpoints(TrainingCallback, abc.ABC):
         """Saves what is not saved yet and waits for the disk; every rank calls it.
 
         Raises:
-          UserError: on all ranks, if a checkpoint could not be written.
+          UserError: On all ranks, if a checkpoint could not be written.
         """
         self.save()
         self.wait()
@@ -162,7 +162,7 @@ class SaveCheckpoints(TrainingCallback, abc.ABC):
         """Waits for the disk; every rank calls it.
 
         Raises:
-          UserError: on all ranks, if a checkpoint could not be written.
+          UserError: On all ranks, if a checkpoint could not be written.
         """
         with self.communicator.raise_on_all_ranks():
             if self._store is not None:
@@ -172,10 +172,10 @@ class SaveCheckpoints(TrainingCallback, abc.ABC):
         """Saves the state after the current step, unless it is saved; every rank calls it.
 
         Args:
-          top1: its validation accuracy.
+          top1: Its validation accuracy.
 
         Raises:
-          UserError: on all ranks, if the checkpoint before could not be written.
+          UserError: On all ranks, if the checkpoint before could not be written.
         """
         state = self.run.state
         position = (state.step, state.recorded_at)
@@ -224,7 +224,7 @@ class SaveCheckpoints(TrainingCallback, abc.ABC):
         known already. Otherwise it asks again at the next event.
 
         Args:
-          position: fractional epochs done.
+          position: Fractional epochs done.
         """
         if not is_due(self._every_epochs, 0.0, self._last_due, position):
             return False

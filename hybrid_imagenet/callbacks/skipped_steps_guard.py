@@ -34,7 +34,7 @@ class SkippedStepsGuard(TrainingCallback):
         """Completes the logs of a step whose values were fetched.
 
         Raises:
-          NumericsError: if too many steps in a row were skipped.
+          NumericsError: If too many steps in a row were skipped.
         """
         if logs is None:
             return

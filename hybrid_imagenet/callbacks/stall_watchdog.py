@@ -53,8 +53,8 @@ class StallWatchdog(TrainingCallback):
     next step. Then the job stops with exit code 2 within seconds.
 
     Args:
-      stall_timeout: seconds without progress after which the job stops (default: 600.0).
-      watchdog: a watchdog that runs already and is stopped by its owner (default: None, `fit`
+      stall_timeout: Seconds without progress after which the job stops (default: 600.0).
+      watchdog: A watchdog that runs already and is stopped by its owner (default: None, `fit`
         starts one).
     """
 

@@ -37,8 +37,8 @@ class StepSchedule(TrainingCallback, abc.ABC):
         """Returns whether this callback sets the values of a step.
 
         Args:
-          optimizer: has the schedule.
-          epoch: fractional epochs that are done before the step.
+          optimizer: Has the schedule.
+          epoch: Fractional epochs that are done before the step.
         """
 
     def values(self, schedule: Schedule, span: StepSpan) -> Mapping[str, float]:
@@ -66,7 +66,7 @@ class StepSchedule(TrainingCallback, abc.ABC):
         """Sets the values for the steps that come next.
 
         Raises:
-          UserError: if another callback has set the learning rate since the last step.
+          UserError: If another callback has set the learning rate since the last step.
         """
         span = self.run.span
         for name, optimizer in self._optimizers.items():
@@ -98,7 +98,7 @@ class LearningRateSchedule(StepSchedule):
         """Checks the schedules.
 
         Raises:
-          UserError: in `fit`, if the number of steps per epoch is not known.
+          UserError: In `fit`, if the number of steps per epoch is not known.
         """
         super().on_train_begin(logs)
         for name, optimizer in self._optimizers.items():
@@ -118,8 +118,8 @@ def is_bounded_warmup(optimizer: Any, epoch: float) -> bool:
     """Returns whether a step is in the bounded warmup of hybrid gradient computing.
 
     Args:
-      optimizer: has a schedule.
-      epoch: fractional epochs that are done before the step.
+      optimizer: Has a schedule.
+      epoch: Fractional epochs that are done before the step.
     """
     return epoch < getattr(optimizer.schedule, "bounded_epochs", 0.0)
 

@@ -17,8 +17,8 @@ class StopAtTarget(TrainingCallback):
       callbacks = [*hi.callbacks.default_callbacks(), hi.callbacks.StopAtTarget(0.97)]
 
     Args:
-      target: accuracy as a fraction, compared with `logs[monitor]`; None only keeps the best.
-      monitor: name of the accuracy in the logs (default: "val_accuracy").
+      target: Accuracy as a fraction, compared with `logs[monitor]`; None only keeps the best.
+      monitor: Name of the accuracy in the logs (default: "val_accuracy").
     """
 
     def __init__(self, target: float | None, *, monitor: str = "val_accuracy"):

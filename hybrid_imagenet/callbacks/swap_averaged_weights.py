@@ -35,9 +35,9 @@ class SwapAveragedWeights(TrainingCallback):
       callbacks = [*hi.callbacks.default_callbacks(), hi.callbacks.SwapAveragedWeights(average)]
 
     Args:
-      average: the average that the optimizer updates.
+      average: The average that the optimizer updates.
       statistics: (mean, variance) of every normalization layer (default: (), none is measured).
-      measure: function that measures `statistics` for the current weights, merged over ranks
+      measure: Function that measures `statistics` for the current weights, merged over ranks
         (default: None).
 
     Reference:
@@ -83,7 +83,7 @@ class SwapAveragedWeights(TrainingCallback):
         """Checks that the optimizer updates the average.
 
         Raises:
-          UserError: on all ranks, if no optimizer of the model does.
+          UserError: On all ranks, if no optimizer of the model does.
         """
         optimizers = compiled_model.distributed(self.model).values()
         if not any(optimizer.average is self._average for optimizer in optimizers):

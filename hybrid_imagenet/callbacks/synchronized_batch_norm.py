@@ -29,13 +29,13 @@ def synchronize_batch_norm(model: keras.Model) -> keras.Model:
       model = hi.synchronize_batch_norm(keras.applications.ResNet50(weights=None))
 
     Args:
-      model: changed in place.
+      model: Changed in place.
 
     Returns:
       The same model.
 
     Raises:
-      UserError: before `hi.init()`, if a launcher has started several ranks; for layers that cannot
+      UserError: Before `hi.init()`, if a launcher has started several ranks; for layers that cannot
         be synchronized.
     """
     has_several_ranks = process.size() > 1
@@ -58,10 +58,10 @@ def connect(model: keras.Model) -> None:
     model do not need this package.
 
     Args:
-      model: of any kind. Layers that its first step would create are not connected.
+      model: Model of any kind. Layers that its first step would create are not connected.
 
     Raises:
-      UserError: on all ranks, for a layer that cannot be synchronized.
+      UserError: On all ranks, for a layer that cannot be synchronized.
     """
     layers = _synchronized_layers(model)
     for layer in layers:
@@ -119,7 +119,7 @@ class _CallOverRanks:
         """Normalizes as `keras.layers.BatchNormalization.call`.
 
         Raises:
-          UserError: in a function that XLA compiles; before `init`, if a launcher has started
+          UserError: In a function that XLA compiles; before `init`, if a launcher has started
             several ranks.
         """
         layer = self._layer

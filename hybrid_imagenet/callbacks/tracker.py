@@ -29,16 +29,16 @@ class Tracker(TrainingCallback):
 
     Args:
       tracker: "wandb", "mlflow" or "trackio"; its package must be installed on rank 0.
-      project: project, or experiment of MLflow (default: None, the environment variable
+      project: Project, or experiment of MLflow (default: None, the environment variable
         WANDB_PROJECT, MLFLOW_EXPERIMENT_NAME or TRACKIO_PROJECT, or else hybrid-imagenet).
-      name: name of the run (default: None, the name of the model).
-      config: hyperparameters to record; class and configuration of the optimizer are added
+      name: Name of the run (default: None, the name of the model).
+      config: Hyperparameters to record; class and configuration of the optimizer are added
         (default: None).
-      directory: directory that keeps the identifier of the run, so that a later `fit` with the same
+      directory: Directory that keeps the identifier of the run, so that a later `fit` with the same
         directory continues the run (default: None, always a new run).
 
     Raises:
-      UserError: if there is no such tracker, or if its package is not installed.
+      UserError: If there is no such tracker, or if its package is not installed.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Tracker(TrainingCallback):
         """Starts or continues the run.
 
         Raises:
-          UserError: on rank 0, if the tracker cannot start a run.
+          UserError: On rank 0, if the tracker cannot start a run.
         """
         if process.rank() != 0:
             return

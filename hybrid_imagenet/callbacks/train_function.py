@@ -94,7 +94,7 @@ def split_step(step: Step, optimizer: DistributedOptimizer) -> Step:
 
     Args:
       step: Keras's own `train_step` of the model.
-      optimizer: of the model.
+      optimizer: Optimizer of the model.
     """
 
     @tf.function(jit_compile=True, autograph=False, reduce_retracing=True)

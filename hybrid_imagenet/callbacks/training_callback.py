@@ -57,7 +57,7 @@ class TrainingCallback(keras.callbacks.Callback):
       fractional epochs that are done.
 
     Attributes:
-      run: position, model, optimizers and ranks of the run that calls this callback. A callback has
+      run: Position, model, optimizers and ranks of the run that calls this callback. A callback has
         it from `set_params` on, so before `on_train_begin`.
     """
 
@@ -93,7 +93,7 @@ class CallbackSequence:
     float, sorts them, and passes the callbacks a copy.
 
     Attributes:
-      callbacks: in the order in which they are called.
+      callbacks: Callbacks in the order in which they are called.
     """
 
     def __init__(
@@ -105,9 +105,9 @@ class CallbackSequence:
         """Gives the callbacks their run, model and parameters.
 
         Args:
-          callbacks: in the order in which they are called.
+          callbacks: Callbacks in the order in which they are called.
           run: Run of the program.
-          epochs: length of the run.
+          epochs: Length of the run.
         """
         self.callbacks = list(callbacks)
         params = {"epochs": epochs, "steps": None, "verbose": 0, "run": run}

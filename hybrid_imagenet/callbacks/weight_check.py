@@ -28,7 +28,7 @@ class WeightCheck(TrainingCallback):
         """Compares the checksums; every rank calls it.
 
         Raises:
-          NumericsError: on every rank, if the weights are not the same everywhere.
+          NumericsError: On every rank, if the weights are not the same everywhere.
         """
         sums = self.communicator.allgather_object(int(self._checksum().numpy()))
         majority = max(sums, key=sums.count)

@@ -54,8 +54,8 @@ class CheckpointArchive:
     """Holds the content of a checkpoint file.
 
     Attributes:
-      path: the file.
-      arrays: arrays by name; empty if they were only verified.
+      path: The file.
+      arrays: Arrays by name; empty if they were only verified.
       meta: JSON-ready description of the run that wrote the file.
     """
 
@@ -72,7 +72,7 @@ def write(path: pathlib.Path, arrays: Arrays, meta: Mapping[str, Any]) -> None:
     checksums do not cover names. It also has the types that NumPy does not store, such as bfloat16.
 
     Raises:
-      OSError: if the disk is full or not writable; the temporary file is removed.
+      OSError: If the disk is full or not writable; the temporary file is removed.
     """
     types = {name: array.dtype.name for name, array in arrays.items() if array.dtype.kind == "V"}
     contents = {"format": FORMAT, "arrays": sorted(arrays), "types": types}
@@ -88,13 +88,13 @@ def read(path: pathlib.Path, *, keep_arrays: bool = True) -> CheckpointArchive:
     """Reads and verifies a checkpoint.
 
     Args:
-      path: the file.
+      path: The file.
       keep_arrays: False verifies the arrays, but does not return them.
 
     Raises:
-      DamagedCheckpointError: if the file is not complete and intact.
-      UserError: if another version of this package has saved it.
-      OSError: if it cannot be opened or read.
+      DamagedCheckpointError: If the file is not complete and intact.
+      UserError: If another version of this package has saved it.
+      OSError: If it cannot be opened or read.
     """
     with _open_archive(path) as (archive, file_bytes):
         meta: dict[str, Any] | None = None
@@ -126,9 +126,9 @@ def read_meta(path: pathlib.Path) -> dict[str, Any]:
     """Reads only the description of a checkpoint; the arrays are not verified.
 
     Raises:
-      DamagedCheckpointError: if the description is not complete and intact.
-      UserError: if another version of this package has saved it.
-      OSError: if the file cannot be opened or read.
+      DamagedCheckpointError: If the description is not complete and intact.
+      UserError: If another version of this package has saved it.
+      OSError: If the file cannot be opened or read.
     """
     with _open_archive(path) as (archive, file_bytes):
         info = archive.getinfo(_META + _SUFFIX)

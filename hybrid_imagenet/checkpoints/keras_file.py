@@ -30,14 +30,14 @@ def load_model(path: str | os.PathLike[str], **arguments: Any) -> keras.Model:
       model = hi.load_model("model.keras")
 
     Args:
-      path: the file.
-      **arguments: passed to `keras.models.load_model`, such as `compile=False`.
+      path: The file.
+      **arguments: Passed to `keras.models.load_model`, such as `compile=False`.
 
     Returns:
       The model, compiled with its optimizer and the optimizer's state.
 
     Raises:
-      ValueError: if there is no such file.
-      UserError: if another version of this package has saved the optimizer.
+      ValueError: If there is no such file.
+      UserError: If another version of this package has saved the optimizer.
     """
     return keras.models.load_model(path, **arguments)

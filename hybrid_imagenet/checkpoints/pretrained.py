@@ -33,17 +33,17 @@ class TrainedNetwork:
     """Holds a trained network and the preprocessing of its images.
 
     Attributes:
-      origin: the file that it was read from, for messages.
-      model: name of the network, see `factory.create`.
-      class_names: one name per class, in the order of the scores.
-      image_size: side of the input in pixels.
-      crop_fraction: side of the central square that is cut out, as a fraction of the shorter side
+      origin: The file that it was read from, for messages.
+      model: Name of the network, see `factory.create`.
+      class_names: One name per class, in the order of the scores.
+      image_size: Side of the input in pixels.
+      crop_fraction: Side of the central square that is cut out, as a fraction of the shorter side
         of an image.
-      batch_norm_epsilon: added to variances.
-      width, stem, blurpool: see `factory.create`.
-      loss, eval_flip: settings of the run with which it was validated.
-      averaged: whether the weights are averages over steps (--ema_decay).
-      precision: compute type of the run; empty if it is unknown. Weights are float32 in any case.
+      batch_norm_epsilon: Added to variances.
+      width, stem, blurpool: See `factory.create`.
+      loss, eval_flip: Settings of the run with which it was validated.
+      averaged: Whether the weights are averages over steps (--ema_decay).
+      precision: Compute type of the run; empty if it is unknown. Weights are float32 in any case.
       weights: float32 arrays by path of the variable; None if another rank has them.
     """
 
@@ -82,10 +82,10 @@ class TrainedNetwork:
         """Builds the Keras model and assigns the weights, if there are any.
 
         Args:
-          precision: a policy of Keras; see `factory.create`, also for inputs and outputs.
+          precision: A policy of Keras; see `factory.create`, also for inputs and outputs.
 
         Raises:
-          UserError: if the weights do not fit the network that is described.
+          UserError: If the weights do not fit the network that is described.
         """
         network = factory.create(
             self.model,
@@ -119,8 +119,8 @@ class TrainedNetwork:
         """Normalizes images exactly as in training.
 
         Args:
-          images: pixels of 0 to 255, [b, s, s, 3].
-          dtype: type of the result.
+          images: Pixels of 0 to 255, [b, s, s, 3].
+          dtype: Type of the result.
         """
         return device.normalize(images, dtype)
 
@@ -131,17 +131,17 @@ def load(
     """Reads a network.
 
     Args:
-      path: a checkpoint (.npz), the directory of a run, whose latest valid checkpoint is read, or
+      path: A checkpoint (.npz), the directory of a run, whose latest valid checkpoint is read, or
         weights of torchvision's ResNets (.safetensors, .pth).
-      log: receives a line about each damaged checkpoint that is skipped, and about weights of
+      log: Receives a line about each damaged checkpoint that is skipped, and about weights of
         torchvision's format that do not name their network.
-      weights: which weights of a checkpoint to read: `ema` for the averaged ones, which were
+      weights: Which weights of a checkpoint to read: `ema` for the averaged ones, which were
         validated; `trained` for those of the last step; `auto` for the averaged ones if there are
         any.
-      best: for a run, reads the checkpoint with the best validation top-1 instead of the latest.
+      best: For a run, reads the checkpoint with the best validation top-1 instead of the latest.
 
     Raises:
-      UserError: if there is no such file, if it does not hold a known network or the requested
+      UserError: If there is no such file, if it does not hold a known network or the requested
         weights, or if its weights are not finite.
     """
     network = _read(path.expanduser(), log, weights, best)

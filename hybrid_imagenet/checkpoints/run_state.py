@@ -30,19 +30,19 @@ class RunState:
     """Holds the position of a run, which is the same on every rank.
 
     Attributes:
-      cursor: the next example to read.
-      step: optimizer steps done, including skipped ones.
-      images: training images processed by all ranks.
-      finished_epochs: epochs that were trained and validated. Less than `cursor.epoch` between the
+      cursor: The next example to read.
+      step: Optimizer steps done, including skipped ones.
+      images: Training images processed by all ranks.
+      finished_epochs: Epochs that were trained and validated. Less than `cursor.epoch` between the
         last step of an epoch and the end of its validation.
-      recorded_at: fractional epochs done when the latest epoch record was written. A record is
+      recorded_at: Fractional epochs done when the latest epoch record was written. A record is
         written at the end of an epoch, and within one after a validation or at the end of the run.
-      seconds: wall time of this and all earlier sessions up to the latest record, in seconds.
-      best_top1: the best validation top-1 accuracy so far, a fraction.
-      best_epoch: epochs that were done when `best_top1` was first reached, fractional within an
+      seconds: Wall time of this and all earlier sessions up to the latest record, in seconds.
+      best_top1: The best validation top-1 accuracy so far, a fraction.
+      best_epoch: Epochs that were done when `best_top1` was first reached, fractional within an
         epoch; 0 before the first validation.
-      schedule_values: the schedule's values of the last step; empty before the first step.
-      stop: why the loop ends early: "", "preempted", "target", or the word that a callback passed
+      schedule_values: The schedule's values of the last step; empty before the first step.
+      stop: Why the loop ends early: "", "preempted", "target", or the word that a callback passed
         to `Run.request_stop`.
     """
 
@@ -79,8 +79,8 @@ class RunState:
         """Inverts `to_dict`.
 
         Raises:
-          KeyError: if the cursor is missing or incomplete.
-          TypeError: if there are unknown fields.
+          KeyError: If the cursor is missing or incomplete.
+          TypeError: If there are unknown fields.
         """
         fields = {**values}
         fields["cursor"] = Cursor(values["cursor"]["epoch"], values["cursor"]["offset"])
@@ -91,9 +91,9 @@ def array_name(part: str, number: int, path: str) -> str:
     """Returns the name of a variable's array in a checkpoint, such as `model/0007/stem/kernel`.
 
     Args:
-      part: the owner of the variable, such as "model" or "optimizer".
-      number: number of the variable among those of its owner, from 0.
-      path: path of the variable in Keras.
+      part: The owner of the variable, such as "model" or "optimizer".
+      number: Number of the variable among those of its owner, from 0.
+      path: Path of the variable in Keras.
     """
     return f"{part}/{number:04d}/{path}"
 
@@ -106,7 +106,7 @@ def restore_arrays(checkpoint: CheckpointArchive, variables: Mapping[str, keras.
     model twice, so the same variable may have another path.
 
     Raises:
-      UserError: if names or shapes differ, because the checkpoint belongs to another model or
+      UserError: If names or shapes differ, because the checkpoint belongs to another model or
         optimizer. No variable is changed then.
     """
     if _written_by_fit(checkpoint):
@@ -192,7 +192,7 @@ def check_epoch_order(checkpoint: CheckpointArchive, order: SampleOrder) -> None
     """Checks that the epoch in which a run was interrupted continues in the same order.
 
     Raises:
-      UserError: within an epoch, if --seed or --shuffle_window has changed, because some examples
+      UserError: Within an epoch, if --seed or --shuffle_window has changed, because some examples
         would be used twice and others not at all.
     """
     cursor = checkpoint.meta["state"]["cursor"]

@@ -45,11 +45,11 @@ def find_checkpoint(path: pathlib.Path) -> CheckpointDescription:
     """Finds a checkpoint and reads its description, but not its arrays.
 
     Args:
-      path: a checkpoint, weights of another library, or the directory of a run, whose latest
+      path: A checkpoint, weights of another library, or the directory of a run, whose latest
         readable checkpoint is taken.
 
     Raises:
-      UserError: if there is no such file, or nothing there is a checkpoint.
+      UserError: If there is no such file, or nothing there is a checkpoint.
     """
     path = path.expanduser()
     if path.is_dir():
@@ -87,8 +87,8 @@ def find_latest(
     """Returns the description of the latest usable checkpoint in a directory, or None.
 
     Args:
-      directory: need not exist.
-      check: raises ValueError for a description that lacks what the caller needs; such a
+      directory: Need not exist.
+      check: Raises ValueError for a description that lacks what the caller needs; such a
         checkpoint is skipped.
     """
     for path in CheckpointFolder(directory, lambda _: None).paths():
@@ -109,7 +109,7 @@ def check_run(meta: Mapping[str, Any]) -> None:
     Checksums only show that a file was not altered, not that this version can continue from it.
 
     Raises:
-      ValueError: if something is missing or has another form; the message names it.
+      ValueError: If something is missing or has another form; the message names it.
     """
     try:
         RunState.from_dict(meta["state"])
@@ -132,8 +132,8 @@ class CheckpointFolder:
         """Stores the arguments.
 
         Args:
-          directory: need not exist.
-          log: receives a line about each unusable checkpoint.
+          directory: Need not exist.
+          log: Receives a line about each unusable checkpoint.
         """
         self.directory = directory
         self._log = log
@@ -215,12 +215,12 @@ class CheckpointStore(CheckpointFolder):
         """Stores the arguments; the directory is created at the first write.
 
         Args:
-          directory: must not contain other files.
-          keep: number of latest valid checkpoints to keep.
-          keep_best: also keep the checkpoint with the highest validation top-1 (`val_top1`).
-          log: receives a line about each file that is skipped or renamed; called by the thread that
+          directory: Must not contain other files.
+          keep: Number of latest valid checkpoints to keep.
+          keep_best: Also keep the checkpoint with the highest validation top-1 (`val_top1`).
+          log: Receives a line about each file that is skipped or renamed; called by the thread that
             owns the store.
-          restart: how the user continues after an error, for its message; "" for a run of the
+          restart: How the user continues after an error, for its message; "" for a run of the
             training program, whose directory is the parent of `directory`.
         """
         super().__init__(directory, log)
@@ -239,7 +239,7 @@ class CheckpointStore(CheckpointFolder):
         """Starts writing the checkpoint of a step; the arrays must not change any more.
 
         Raises:
-          UserError: if the previous write failed, naming the directory and the cause.
+          UserError: If the previous write failed, naming the directory and the cause.
         """
         self.wait()
         self._thread = threading.Thread(
@@ -256,7 +256,7 @@ class CheckpointStore(CheckpointFolder):
         """Waits until no write is in progress.
 
         Raises:
-          UserError: if the last write failed.
+          UserError: If the last write failed.
         """
         if self._thread is not None:
             self._thread.join()

@@ -183,7 +183,7 @@ def fast_precision(capability: tuple[int, int] | None) -> str:
     """Returns the precision of --precision=auto on a GPU.
 
     Args:
-      capability: compute capability of the GPU; None if it is unknown.
+      capability: Compute capability of the GPU; None if it is unknown.
     """
     has_tensor_cores = capability is not None and capability >= _VOLTA
     return "mixed_float16" if has_tensor_cores else "float32"

@@ -58,8 +58,8 @@ def checksum(variables: Sequence[keras.Variable]) -> tf.Tensor:
     """Sums the bit patterns of variables modulo 2^64, which does not depend on the order.
 
     Args:
-      variables: Of any numeric dtype. Each variable counts with its own odd factor, so that an
-        exchange of two variables changes the sum.
+      variables: Variables of any numeric dtype. Each variable counts with its own odd factor, so
+        that an exchange of two variables changes the sum.
 
     Returns:
       int64 scalar.

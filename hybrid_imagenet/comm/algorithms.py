@@ -98,7 +98,7 @@ class AllReduceAlgorithm(abc.ABC):
     must create the same algorithms in the same order, because all ranks must create all groups.
 
     Attributes:
-      name: As logs and statistics show it: the key in `ALGORITHMS`, which `make_algorithm` sets.
+      name: The name in logs and statistics: the key in `ALGORITHMS`, which `make_algorithm` sets.
     """
 
     name = ""

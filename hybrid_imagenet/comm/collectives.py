@@ -61,7 +61,7 @@ class Collectives(abc.ABC):
         differently from run to run.
 
         Args:
-          tensor: As for `allreduce`.
+          tensor: See `allreduce`.
           name: See the class.
 
         Returns:

@@ -65,7 +65,7 @@ class Communicator(abc.ABC):
         Args:
           tensor: Any shape, the same on all ranks; float32, float64, int32 or int64. It must not
             contain NaN, because engines and ranks differ in their maximum with NaN.
-          name: As for `allreduce_sum`.
+          name: See `allreduce_sum`.
 
         Returns:
           The maximum, with the shape and dtype of `tensor`.
@@ -78,8 +78,8 @@ class Communicator(abc.ABC):
         No GPU takes part, so the host does not wait for the work that a GPU has queued.
 
         Args:
-          tensor: As for `allreduce_sum`; it should be in host memory already.
-          name: As for `allreduce_sum`.
+          tensor: See `allreduce_sum`; it should be in host memory already.
+          name: See `allreduce_sum`.
 
         Returns:
           The sum in host memory, with the shape and dtype of `tensor`.
@@ -93,8 +93,8 @@ class Communicator(abc.ABC):
         `CommunicationSettings.neighbors`. All groups run at the same time.
 
         Args:
-          tensor: As for `allreduce_sum`.
-          name: As for `allreduce_sum`, and the same in all groups.
+          tensor: See `allreduce_sum`.
+          name: See `allreduce_sum`, and the same in all groups.
 
         Returns:
           The sum over the group, with the shape and dtype of `tensor`.
@@ -105,7 +105,7 @@ class Communicator(abc.ABC):
         """Overwrites the variables of all ranks with the values of rank 0, outside of graphs.
 
         Args:
-          variables: tf.Variable objects (for a Keras variable, its `value`) of any dtype except
+          variables: `tf.Variable` objects (for a Keras variable, its `value`) of any dtype except
             string, in the same order with the same shapes and dtypes on all ranks.
 
         Raises:

@@ -165,8 +165,8 @@ def configure_process(
     """Sets everything that must be set before TensorFlow starts.
 
     Args:
-      threads: As for `start`.
-      persistent_batch_norm: As for `start`.
+      threads: See `start`.
+      persistent_batch_norm: See `start`.
 
     Returns:
       The placement of this process.
@@ -209,11 +209,11 @@ def connect(
 
     Args:
       placement: The placement of this process.
-      settings: As for `start`.
-      additional_settings: As for `start`.
+      settings: See `start`.
+      additional_settings: See `start`.
 
     Raises:
-      UserError: As for `start`.
+      UserError: See `start`.
       SharedError: On all ranks, if hosts have different versions of software.
     """
     if placement.size == 1:
@@ -341,11 +341,11 @@ def init(threads: int | None = None) -> None:
       import keras
 
     Args:
-      threads: number of threads of TensorFlow's operations on this rank (default: None, the cores
+      threads: Number of threads of TensorFlow's operations on this rank (default: None, the cores
         of the host divided by its ranks).
 
     Raises:
-      UserError: if the launcher's variables are incomplete, or a rank has no GPU; if other ranks do
+      UserError: If the launcher's variables are incomplete, or a rank has no GPU; if other ranks do
         not answer in time, with TensorFlow's engine.
     """
     if _state.placement is not None:
@@ -377,7 +377,7 @@ def rank() -> int:
           model.save("model.keras")
 
     Raises:
-      UserError: before `hi.init()`, if a launcher has started several ranks.
+      UserError: Before `hi.init()`, if a launcher has started several ranks.
     """
     return _initialized_placement().rank
 
@@ -386,7 +386,7 @@ def size() -> int:
     """Returns the number of ranks; 1 without a launcher.
 
     Raises:
-      UserError: before `hi.init()`, if a launcher has started several ranks.
+      UserError: Before `hi.init()`, if a launcher has started several ranks.
     """
     return _initialized_placement().size
 
@@ -395,7 +395,7 @@ def local_rank() -> int:
     """Returns the number of this process among the ranks of its host, from 0.
 
     Raises:
-      UserError: before `hi.init()`, if a launcher has started several ranks.
+      UserError: Before `hi.init()`, if a launcher has started several ranks.
     """
     return _initialized_placement().local_rank
 
@@ -433,7 +433,7 @@ def communicator() -> Communicator:
       mean = hi.communicator().allreduce_sum(loss, "loss") / hi.size()
 
     Raises:
-      UserError: before `hi.init()`, if a launcher has started several ranks; if the ranks cannot be
+      UserError: Before `hi.init()`, if a launcher has started several ranks; if the ranks cannot be
         connected, for example because Horovod is missing; on all ranks, if hosts have different
         versions of software.
     """

@@ -513,8 +513,8 @@ class TensorFlowCollectives(Collectives):
         Args:
           kind: The kind of operation.
           tensor: The tensor that is sent.
-          name: As for all operations.
-          group: As for all operations.
+          name: The name of the operation.
+          group: The ranks of the operation; None for all.
 
         Raises:
           ValueError: If another operation has the same number by chance.

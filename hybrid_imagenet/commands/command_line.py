@@ -64,8 +64,8 @@ def run_command(function: Callable[[Sequence[str]], int | None], arguments: Sequ
     Rank 0 alone prints an error that all ranks share.
 
     Args:
-      function: does the work; returns an exit code, or None for success.
-      arguments: the words of the command line after the command's name.
+      function: Does the work; returns an exit code, or None for success.
+      arguments: The words of the command line after the command's name.
 
     Returns:
       The exit code (see `hybrid_imagenet.errors`). One of several ranks does not return after an
@@ -142,7 +142,7 @@ def start_single_process(command_name: str) -> None:
     """Starts TensorFlow for a command that runs in one process.
 
     Raises:
-      UserError: if a launcher has started several ranks.
+      UserError: If a launcher has started several ranks.
     """
     ranks = comm.read_placement().size
     if ranks > 1:
@@ -160,8 +160,8 @@ def print_escaped(*lines: str, stream: TextIO | None = None) -> None:
     a terminal then, and a newline in it cannot begin another line.
 
     Args:
-      *lines: the lines.
-      stream: where to print; None for standard output.
+      *lines: The lines.
+      stream: Stream to print to; None for standard output.
     """
     print("\n".join(map(printable, lines)), file=stream, flush=stream is not None)
 
@@ -184,12 +184,12 @@ def parse_names(flag: str, text: str, choices: Iterable[str]) -> list[str]:
     """Returns the names of a comma-separated list.
 
     Args:
-      flag: name of the option, for the error.
-      text: its value; empty words are skipped.
-      choices: the allowed names.
+      flag: Name of the option, for the error.
+      text: Its value; empty words are skipped.
+      choices: The allowed names.
 
     Raises:
-      UserError: for another name.
+      UserError: For another name.
     """
     allowed = list(choices)
     names = [word.strip() for word in text.split(",") if word.strip()]
@@ -206,12 +206,12 @@ def write_json(path: str | None, values: object, flag: str = "--json") -> None:
     """Writes measurements to the file that a flag names; does nothing without the flag.
 
     Args:
-      path: the flag's value, or None if it was not set.
+      path: The flag's value, or None if it was not set.
       values: JSON-ready.
-      flag: the flag's name, for errors.
+      flag: The flag's name, for errors.
 
     Raises:
-      UserError: if the file cannot be written.
+      UserError: If the file cannot be written.
     """
     if not path:
         return
@@ -287,7 +287,7 @@ def find_checkpoint(arguments: argparse.Namespace) -> CheckpointDescription:
     """Finds the checkpoint that `load_network` reads, before TensorFlow is loaded.
 
     Raises:
-      UserError: if there is none, or --model does not name its network.
+      UserError: If there is none, or --model does not name its network.
     """
     from hybrid_imagenet.checkpoints import store
 
@@ -303,11 +303,11 @@ def _check_model(named_model: str | None, model: str, origin: object) -> None:
 
     Args:
       named_model: --model, or None if it was not set.
-      model: the network that the checkpoint names.
-      origin: the checkpoint.
+      model: The network that the checkpoint names.
+      origin: The checkpoint.
 
     Raises:
-      UserError: if --model is another network, or is not set for a function.
+      UserError: If --model is another network, or is not set for a function.
     """
     if named_model is None and keras_families.is_user_function(model):
         raise UserError(
@@ -325,7 +325,7 @@ def load_network(arguments: argparse.Namespace) -> TrainedNetwork:
     """Loads the network that the arguments of `add_network_arguments` describe.
 
     Raises:
-      UserError: if it cannot be loaded, or --model does not name its network.
+      UserError: If it cannot be loaded, or --model does not name its network.
     """
     from hybrid_imagenet.checkpoints import pretrained
 
@@ -348,9 +348,9 @@ def _number_type(
     """Returns an argparse type that reads a number and checks it.
 
     Args:
-      number_class: int or float.
-      is_valid: whether a number is accepted; must be false for NaN.
-      requirement: what a valid value is, for the error, such as "a number above 0".
+      number_class: `int` or `float`.
+      is_valid: Whether a number is accepted; must be false for NaN.
+      requirement: What a valid value is, for the error, such as "a number above 0".
     """
 
     def parse(text: str) -> Any:
@@ -412,7 +412,7 @@ class Parser(argparse.ArgumentParser):
         """Raises a SharedError, because all ranks read the same command line: one prints it.
 
         Args:
-          message: of argparse, or of this class. What argparse says about missing words is
+          message: Message of argparse, or of this class. What argparse says about missing words is
             rewritten.
         """
         if message.startswith(_MISSING):
@@ -425,7 +425,7 @@ class Parser(argparse.ArgumentParser):
         """Returns which required words are missing, and what they may be.
 
         Args:
-          names: of arguments, as argparse writes them: metavars, and options as -H/--hosts.
+          names: Names of arguments, as argparse writes them: metavars, and options as -H/--hosts.
         """
         words = []
         for action in self._actions:

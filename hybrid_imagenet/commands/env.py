@@ -68,7 +68,7 @@ def describe(environ: Mapping[str, str]) -> dict[str, Any]:
     """Returns the facts of this host, JSON-ready.
 
     Args:
-      environ: environment variables of this process.
+      environ: Environment variables of this process.
 
     Returns:
       - `hybrid_imagenet`, `python`: version and path.

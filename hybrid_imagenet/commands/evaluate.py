@@ -177,7 +177,7 @@ def _complete_dataset_flags(arguments: argparse.Namespace) -> None:
     """Sets the flags that describe the dataset, from its run if --dataset is not set.
 
     Raises:
-      UserError: if the checkpoint does not belong to a run, or a password was not stored.
+      UserError: If the checkpoint does not belong to a run, or a password was not stored.
     """
     defaults: Mapping[str, Any] = {
         "val_fraction": 0.0,
@@ -215,7 +215,7 @@ def _check_num_classes(arguments: argparse.Namespace) -> None:
     """Compares the numbers of classes before TensorFlow is loaded, which takes seconds.
 
     Raises:
-      UserError: if the checkpoint and the dataset have different numbers, or one of them cannot be
+      UserError: If the checkpoint and the dataset have different numbers, or one of them cannot be
         read.
     """
     network_classes = store.find_checkpoint(arguments.checkpoint).meta.get("num_classes")
@@ -332,7 +332,7 @@ def _open_source(arguments: argparse.Namespace, network: TrainedNetwork) -> Sour
     """Opens the dataset, and compares its classes with those of the network.
 
     Raises:
-      UserError: if the dataset has other classes, or the same ones in another order.
+      UserError: If the dataset has other classes, or the same ones in another order.
     """
     num_classes = len(network.class_names)
     source = DatasetRequest.from_flags(arguments, arguments.split, num_classes=num_classes).open()

@@ -114,16 +114,16 @@ def export(network: TrainedNetwork, export_format: ExportFormat, path: pathlib.P
     directory.
 
     Args:
-      network: the network to write.
-      export_format: how to write and open the file.
-      path: the new file.
+      network: The network to write.
+      export_format: How to write and open the file.
+      path: The new file.
 
     Returns:
       The largest difference of a logit, as a fraction of the largest logit (or of 1 if that is
       larger).
 
     Raises:
-      UserError: for a network that such a file cannot contain, a file that cannot be written, or
+      UserError: For a network that such a file cannot contain, a file that cannot be written, or
         outputs that differ by more than `TOLERANCE`.
     """
     temporary_path = path.with_name(f".{os.getpid()}-{path.name}")

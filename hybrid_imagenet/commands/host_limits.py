@@ -25,7 +25,7 @@ def check(interface: str = "") -> None:
       interface: `--network_interfaces`, or "".
 
     Raises:
-      UserError: if Open MPI cannot start ranks on this host.
+      UserError: If Open MPI cannot start ranks on this host.
     """
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if limit != resource.RLIM_INFINITY and limit < MIN_FILE_BYTES:

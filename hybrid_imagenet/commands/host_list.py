@@ -28,9 +28,9 @@ class HostList:
     """The hosts that a job may use.
 
     Attributes:
-      slots: number of ranks for each host, in the order of the list; UNKNOWN_SLOTS if it is open.
-      source: where the list comes from, as in a message: "--hostfile=FILE"; "-H" for that option.
-      is_allocation: whether a scheduler has listed the hosts, and not the user.
+      slots: Number of ranks for each host, in the order of the list; UNKNOWN_SLOTS if it is open.
+      source: Origin of the list, as in a message: "--hostfile=FILE"; "-H" for that option.
+      is_allocation: Whether a scheduler has listed the hosts, and not the user.
     """
 
     slots: dict[str, int]
@@ -53,7 +53,7 @@ def read(hosts: str | None, hostfile: str | None, environ: Mapping[str, str]) ->
       The hosts; None for this host alone.
 
     Raises:
-      UserError: if both options are set, or a list cannot be read.
+      UserError: If both options are set, or a list cannot be read.
     """
     if hosts is not None and hostfile is not None:
         raise UserError("-H and --hostfile both set the hosts of the ranks. Use one of them.")
@@ -87,7 +87,7 @@ def _read_file(path: str, source: str) -> dict[str, int]:
     """Returns the slots of each host in a file.
 
     Raises:
-      UserError: if the file cannot be read, has an invalid line or no host.
+      UserError: If the file cannot be read, has an invalid line or no host.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -113,7 +113,7 @@ def parse_lines(text: str) -> dict[str, int]:
     and no slots, they are unknown, because schedulers list a host once by default.
 
     Raises:
-      ValueError: for another form, or without hosts.
+      ValueError: For another form, or without hosts.
     """
     slots: Counter[str] = Counter()
     num_lines: Counter[str] = Counter()
@@ -144,7 +144,7 @@ def _parse_slurm(nodes: str, tasks: str) -> dict[str, int]:
     One task on a node is Slurm's default and says nothing about ranks, so it is taken as unknown.
 
     Raises:
-      UserError: if a variable cannot be read.
+      UserError: If a variable cannot be read.
     """
     try:
         names = launcher_variables.expand_node_list(nodes)

@@ -37,9 +37,9 @@ class Mpirun(NamedTuple):
     """A program called mpirun.
 
     Attributes:
-      path: absolute path.
-      name: the MPI that it belongs to, with its version.
-      is_supported: whether it is the mpirun of an Open MPI that `hybrid-imagenet run` can use.
+      path: Absolute path.
+      name: The MPI that it belongs to, with its version.
+      is_supported: Whether it is the mpirun of an Open MPI that `hybrid-imagenet run` can use.
     """
 
     path: str
@@ -51,7 +51,7 @@ def find() -> Mpirun:
     """Returns the mpirun of this Python's environment, or else the first one on PATH.
 
     Raises:
-      UserError: if there is none, or it belongs to another MPI than Open MPI 4.
+      UserError: If there is none, or it belongs to another MPI than Open MPI 4.
     """
     environment_mpirun = Path(sys.prefix) / "bin" / "mpirun"
     path: str | None = str(environment_mpirun)

@@ -94,12 +94,12 @@ def probabilities(
     `crop_fraction` times the shorter side.
 
     Args:
-      network: the network.
-      paths: the image files.
-      report: is called with the error for a file that cannot be read or decoded, which is skipped.
+      network: The network.
+      paths: The image files.
+      report: Is called with the error for a file that cannot be read or decoded, which is skipped.
 
     Raises:
-      UserError: for scores that are not finite.
+      UserError: For scores that are not finite.
     """
     model = network.build()
     for start in range(0, len(paths), _IMAGES_PER_BATCH):
@@ -132,7 +132,7 @@ def _decode_image(network: TrainedNetwork, path: pathlib.Path) -> np.ndarray:
     """Returns the part of an image that the network sees, uint8 [image_size, image_size, 3].
 
     Raises:
-      UserError: if the file cannot be read or decoded.
+      UserError: If the file cannot be read or decoded.
     """
     import tensorflow as tf
 
@@ -163,7 +163,7 @@ def _read_image(path: pathlib.Path) -> tuple[bytes, images.DecodedHeader]:
     """Returns an image file's content and its decoded header.
 
     Raises:
-      UserError: if it cannot be read, or is not an image.
+      UserError: If it cannot be read, or is not an image.
     """
     try:
         content = files.read_regular(path.expanduser(), images.MAX_BYTES)
@@ -187,10 +187,10 @@ def _result(
     """Returns the most probable classes of an image, JSON-ready.
 
     Args:
-      path: the image file.
-      values: the probability of each class, float64 [classes].
-      class_names: the name of each class.
-      top: the number of classes to return.
+      path: The image file.
+      values: The probability of each class, float64 [classes].
+      class_names: The name of each class.
+      top: The number of classes to return.
     """
     predictions = []
     for index in np.argsort(-values, kind="stable")[:top]:

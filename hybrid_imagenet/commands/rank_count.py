@@ -17,9 +17,9 @@ class RankCount(NamedTuple):
     """The ranks of a job.
 
     Attributes:
-      total: number of ranks.
-      slots: number of ranks that fit on each host, by host.
-      reason: why this number was chosen, as a clause for a message; "" if the user has set it.
+      total: Number of ranks.
+      slots: Number of ranks that fit on each host, by host.
+      reason: Why this number was chosen, as a clause for a message; "" if the user has set it.
     """
 
     total: int
@@ -38,11 +38,11 @@ def choose(
     Args:
       total: `-np`, or None.
       per_host: `--nproc_per_node`, or None.
-      hosts: hosts of the job, or None for this host.
-      ssh_port: port of sshd on the other hosts, which are asked for their GPUs.
+      hosts: Hosts of the job, or None for this host.
+      ssh_port: Port of sshd on the other hosts, which are asked for their GPUs.
 
     Raises:
-      UserError: if the options contradict each other, or the GPUs of a host cannot be counted.
+      UserError: If the options contradict each other, or the GPUs of a host cannot be counted.
     """
     if hosts is None:
         hosts = HostList({"localhost": UNKNOWN_SLOTS})
@@ -98,7 +98,7 @@ def _count_by_gpus(
     """Returns the number of ranks for each host, from its visible GPUs, with the reason.
 
     Raises:
-      UserError: if a host cannot be asked for its GPUs.
+      UserError: If a host cannot be asked for its GPUs.
     """
     remote = [name for name in names if not host_facts.is_local(name)]
     answers = host_facts.query_hosts(remote, {}, ssh_port) if remote else {}

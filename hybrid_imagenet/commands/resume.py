@@ -127,15 +127,15 @@ def resume_command(
     """Returns the command that continues a run, without the program's name.
 
     Args:
-      run: its directory.
-      config: its config.json.
-      training_flags: flags that replace the run's.
-      ranks: number of ranks; None for the run's number.
+      run: Its directory.
+      config: Its config.json.
+      training_flags: Flags that replace the run's.
+      ranks: Number of ranks; None for the run's number.
       hosts: HOST:SLOTS,... of -H; if empty, the run's hosts are used if the number of ranks is
         still the same.
 
     Raises:
-      UserError: for flags that cannot be used, --run_dir among them, or a flag whose value was not
+      UserError: For flags that cannot be used, --run_dir among them, or a flag whose value was not
         stored.
     """
     new_flags = _with_flagfiles(training_flags)
@@ -182,8 +182,8 @@ def _dropped_options(flags: Mapping[str, Any], new_flags: Sequence[str]) -> set[
     """Returns the options of an optimizer, schedule or all-reduce that the new one does not have.
 
     Args:
-      flags: of the run, by name.
-      new_flags: that replace the run's.
+      flags: Flags of the run, by name.
+      new_flags: Flags that replace the run's.
     """
     texts = parse_arguments(new_flags, configuration.OPTIONS)
     dropped: set[str] = set()
@@ -244,8 +244,8 @@ def describe_changes(flags: Mapping[str, Any], training_flags: Sequence[str]) ->
     """Returns a line for each flag that differs from the run's, with the run's value.
 
     Args:
-      flags: of the run, by name.
-      training_flags: the new flags, as --name=value; they must be valid.
+      flags: Flags of the run, by name.
+      training_flags: The new flags, as --name=value; they must be valid.
     """
     lines = [flag for flag in training_flags if flag.startswith("--flagfile")]
     for flag in _with_flagfiles(training_flags):

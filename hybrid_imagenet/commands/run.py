@@ -122,8 +122,8 @@ class _LaunchPlan:
     Attributes:
       stall_timeout: --stall_timeout of the program in seconds; the supervisor derives its own
         timeouts from it.
-      config: configuration of the training run; None for a script or another module.
-      action: what to do.
+      config: Configuration of the training run; None for a script or another module.
+      action: What to do.
     """
 
     stall_timeout: float
@@ -209,7 +209,7 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[
       the arguments of the script.
 
     Raises:
-      UserError: for a wrong command line.
+      UserError: For a wrong command line.
     """
     option_words, script, program_arguments = split_command(arguments)
     if not script:
@@ -440,7 +440,7 @@ def _shipped_example(script: str) -> str:
     So the commands of the documentation also run where pip has installed the program.
 
     Raises:
-      UserError: if there is no such example.
+      UserError: If there is no such example.
     """
     name = script.removeprefix("examples/")
     examples = sorted(file.name for file in files.shipped_directory("examples").glob("*.py"))
@@ -509,7 +509,7 @@ def _plan_launch(options: argparse.Namespace, flags: Sequence[str]) -> _LaunchPl
     them.
 
     Raises:
-      UserError: for a run that would end before it trains.
+      UserError: For a run that would end before it trains.
     """
     if options.module != _TRAINING_MODULE or options.script:
         return _LaunchPlan(supervisor.stall_timeout_of(flags), None)
@@ -536,7 +536,7 @@ def _choose_engine(options: argparse.Namespace, plan: _LaunchPlan) -> None:
     instead of choosing another one.
 
     Raises:
-      UserError: if two engines are set, or ranks on several hosts would use TensorFlow's engine,
+      UserError: If two engines are set, or ranks on several hosts would use TensorFlow's engine,
         whose ports have no password, without a request for it.
     """
     engine_of_flags = "auto" if plan.config is None else plan.config.communication.engine
@@ -609,13 +609,13 @@ def mpirun_command(
     """Returns the mpirun command that starts ranks on hosts.
 
     Args:
-      options: the options of `run`.
-      rank_command: what each rank runs.
-      slots: maximum number of ranks on each host.
-      ranks: total number of ranks.
+      options: The options of `run`.
+      rank_command: What each rank runs.
+      slots: Maximum number of ranks on each host.
+      ranks: Total number of ranks.
 
     Raises:
-      UserError: if Open MPI cannot use the path of this environment, or mpirun belongs to another
+      UserError: If Open MPI cannot use the path of this environment, or mpirun belongs to another
         MPI.
     """
     if not _PATH_FOR_OPEN_MPI.fullmatch(sys.prefix):

@@ -203,7 +203,7 @@ def _nothing_to_stop_message(directory: pathlib.Path) -> str:
     """Returns why a run whose lock is free cannot be stopped.
 
     Raises:
-      UserError: if there is no run.
+      UserError: If there is no run.
     """
     run = load.load_run(directory)
     last_epoch = max((record.get("epoch") or 0 for record in run.epochs), default=0)

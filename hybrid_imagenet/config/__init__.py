@@ -86,21 +86,21 @@ class RunConfig:
     A function that needs the flags of one group takes this group, not the whole configuration.
 
     Attributes:
-      run: recipe, directory, length, seed and output of the run.
-      evaluation: validations and checkpoints.
-      data: dataset, augmentation and loss.
-      network: network, its normalization, precision and compilation.
-      optimization: batch, optimizer, learning rate and schedule.
-      communication: how the ranks communicate.
-      optimizer_options: options of the chosen optimizer. Its learning rates are not scaled yet.
-      optimizer_rules: options of the schedule that only some optimizers have.
-      schedule_options: the chosen schedule, with its options.
-      allreduce_options: options of the chosen all-reduce.
+      run: Recipe, directory, length, seed and output of the run.
+      evaluation: Validations and checkpoints.
+      data: Dataset, augmentation and loss.
+      network: Network, its normalization, precision and compilation.
+      optimization: Batch, optimizer, learning rate and schedule.
+      communication: How the ranks communicate.
+      optimizer_options: Options of the chosen optimizer. Its learning rates are not scaled yet.
+      optimizer_rules: Options of the schedule that only some optimizers have.
+      schedule_options: The chosen schedule, with its options.
+      allreduce_options: Options of the chosen all-reduce.
       gpus: N, the number of GPUs that learning rates and batches follow. With --virtual_gpus each
         rank counts as several.
-      origins: what set each value.
-      dropped: notes on options that were given but that nothing chosen has.
-      kept_notes: a line for each value of a resumed run that a new run would not have.
+      origins: What set each value.
+      dropped: Notes on options that were given but that nothing chosen has.
+      kept_notes: A line for each value of a resumed run that a new run would not have.
     """
 
     run: RunFlags
@@ -150,7 +150,7 @@ class RunConfig:
         """Returns the value of a flag by its name, which is a variable of the caller.
 
         Raises:
-          KeyError: if there is no such flag, or nothing that was chosen has this option.
+          KeyError: If there is no such flag, or nothing that was chosen has this option.
         """
         if name in GROUP_OF_FLAG:
             return getattr(getattr(self, GROUP_OF_FLAG[name]), name)
@@ -175,8 +175,8 @@ class RunConfig:
         """Returns a configuration for as many ranks with these values.
 
         Args:
-          values: every setting by flag, as `values` returns them.
-          origins: what set them, where that is not as it was.
+          values: Every setting by flag, as `values` returns them.
+          origins: What set them, where that is not as it was.
         """
         gpus = self.ranks * values["virtual_gpus"]
         known_origins = {name: self.origins.get(name, Origin.DEFAULT) for name in values}
@@ -211,12 +211,12 @@ def resolve(arguments: Sequence[str], ranks: int = 1, *, before: Sequence[str] =
     batch, data and number of GPUs are derived (see `defaults`).
 
     Args:
-      arguments: words of the command line.
-      ranks: number of ranks; --print_config_gpus takes precedence.
-      before: arguments that count as a flag file before them.
+      arguments: Words of the command line.
+      ranks: Number of ranks; --print_config_gpus takes precedence.
+      before: Arguments that count as a flag file before them.
 
     Raises:
-      UserError: one line that names the flag, its value and the remedy.
+      UserError: One line that names the flag, its value and the remedy.
     """
     requested = _parse_requested(arguments, before)
     resumed, recipe, recipe_origin = _choose_recipe(requested)
@@ -255,7 +255,7 @@ def from_stored(content: Mapping[str, Any], ranks: int) -> RunConfig:
       ranks: Number of ranks if the file has none.
 
     Raises:
-      UserError: for a value that is not possible any more.
+      UserError: For a value that is not possible any more.
     """
     values = {
         name: tuple(value) if isinstance(value, list) else value
@@ -273,9 +273,9 @@ class _RequestedFlags(NamedTuple):
     """The flags in flag files and on the command line.
 
     Attributes:
-      values: value of each flag.
-      origins: what set each value, a flag file or the command line.
-      has_flagfile: whether there is a flag file.
+      values: Value of each flag.
+      origins: What set each value, a flag file or the command line.
+      has_flagfile: Whether there is a flag file.
     """
 
     values: dict[str, Any]
@@ -365,7 +365,7 @@ def _keep_chosen_options(values: dict[str, Any], origins: dict[str, Origin]) -> 
       A note on each removed option, by flag.
 
     Raises:
-      UserError: for an option of another optimizer, schedule or all-reduce on the command line, or
+      UserError: For an option of another optimizer, schedule or all-reduce on the command line, or
         a value that is out of its bounds.
     """
     dropped: dict[str, str] = {}
@@ -394,10 +394,10 @@ def _fields(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields of a `RunConfig` for values by flag.
 
     Args:
-      values: all options of the chosen optimizer, schedule and all-reduce, and other flags.
+      values: All options of the chosen optimizer, schedule and all-reduce, and other flags.
 
     Raises:
-      ValueError: for a flag that the configuration does not have.
+      ValueError: For a flag that the configuration does not have.
     """
     remaining = dict(values)
     fields: dict[str, Any] = {}
@@ -441,11 +441,11 @@ def _find_flagfile(value: str) -> Path:
     """Returns the path of a flag file.
 
     Args:
-      value: the path, or else the name of a flag file of the program: `NAME`, `NAME.flags` or
+      value: The path, or else the name of a flag file of the program: `NAME`, `NAME.flags` or
         `flags/NAME.flags`, which is its path in a checkout.
 
     Raises:
-      UserError: if there is no such file.
+      UserError: If there is no such file.
     """
     if not value:
         raise UserError("--flagfile has no value. Write --flagfile=FILE.")

@@ -102,8 +102,8 @@ def on_hardware(config: RunConfig, kept: Collection[str] = ()) -> RunConfig:
     with the ranks and flags of this start.
 
     Args:
-      config: of the run.
-      kept: flags that keep their value, because a run that is resumed has it.
+      config: Configuration of the run.
+      kept: Flags that keep their value, because a run that is resumed has it.
     """
     is_kept_default = config.network.jit_compile and config.origins["jit_compile"] is Origin.RUN
     if is_kept_default and not _xla_can_compile_step(config):
@@ -121,9 +121,9 @@ def decide_xla(config: RunConfig, images: int, precision: str | None = None) -> 
     see `on_hardware`.
 
     Args:
-      config: complete.
-      images: number of training images.
-      precision: name of a Keras dtype policy in which the network computes; by default the one that
+      config: Complete.
+      images: Number of training images.
+      precision: Name of a Keras dtype policy in which the network computes; by default the one that
         --precision has on this GPU.
     """
     undecided = [name for name in DECIDED_ONCE if config.origins[name] is Origin.DEFAULT]
@@ -200,11 +200,11 @@ def shared(config: RunConfig, broadcast: Callable[[Any], Any]) -> RunConfig:
     this host, because a path below ~ may be another one.
 
     Args:
-      config: of this rank.
-      broadcast: returns the object that rank 0 passed, as JSON has it, on every rank.
+      config: Configuration of this rank.
+      broadcast: Returns the object that rank 0 passed, as JSON has it, on every rank.
 
     Raises:
-      UserError: if the ranks of this host already communicate in another way than rank 0, because
+      UserError: If the ranks of this host already communicate in another way than rank 0, because
         they do not see the directory of the run.
     """
     values: dict[str, Any] = {}

@@ -22,7 +22,7 @@ def batches(config: RunConfig) -> batch_schedule.BatchSchedule:
     """Returns the batch of each epoch.
 
     Raises:
-      ValueError: for a --batch_schedule that cannot be parsed.
+      ValueError: For a --batch_schedule that cannot be parsed.
     """
     optimization = config.optimization
     return batch_schedule.parse_batches(
@@ -40,7 +40,7 @@ def first_batch(config: RunConfig) -> batch_schedule.BatchStage:
     It is the first one of a --batch_schedule with numbers of images, else --per_gpu_batch.
 
     Raises:
-      ValueError: for a --batch_schedule that cannot be parsed.
+      ValueError: For a --batch_schedule that cannot be parsed.
     """
     optimization = config.optimization
     if optimization.batch_schedule:
@@ -61,7 +61,7 @@ def sizes(network: NetworkFlags) -> batch_schedule.ImageSizes:
     """Returns the size of training images in each epoch.
 
     Raises:
-      ValueError: for an --image_size_schedule that cannot be parsed.
+      ValueError: For an --image_size_schedule that cannot be parsed.
     """
     return batch_schedule.parse_sizes(network.image_size_schedule, network.image_size)
 

@@ -312,7 +312,7 @@ def check_classes(data: DataFlags, classes: int) -> None:
     """Checks the number of classes of the training images.
 
     Raises:
-      UserError: if it is 1, or another number than --num_classes.
+      UserError: If it is 1, or another number than --num_classes.
     """
     if data.num_classes not in (None, classes):
         raise UserError(
@@ -330,7 +330,7 @@ def check_data(config: RunConfig, num_examples: int) -> None:
     """Checks the batches of all epochs against the dataset.
 
     Raises:
-      UserError: if an update needs more images than an epoch has.
+      UserError: If an update needs more images than an epoch has.
     """
     for stage in batches(config).stages:
         batch = stage.global_batch(config.gpus)
@@ -354,7 +354,7 @@ def find_network_module(target: str) -> str | None:
     found when the network is built.
 
     Raises:
-      UserError: if there is no such module.
+      UserError: If there is no such module.
     """
     spec = _find_spec(target.partition(":")[0])
     if spec is None:

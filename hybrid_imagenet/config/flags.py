@@ -355,7 +355,7 @@ class DataFlags:
         """Returns the number of training images that --tuning_split holds out.
 
         Raises:
-          UserError: if no image is left to train on, or none to tune on.
+          UserError: If no image is left to train on, or none to tune on.
         """
         try:
             return splits.num_held_out(self.tuning_split, num_examples)
@@ -639,7 +639,7 @@ def default_values(choices: Mapping[str, str]) -> dict[str, Any]:
     """Returns the declared default of each flag.
 
     Args:
-      choices: the chosen optimizer, schedule and all-reduce, by flag. Their options are among the
+      choices: The chosen optimizer, schedule and all-reduce, by flag. Their options are among the
         flags.
     """
     declared = dict(COMMON)

@@ -59,9 +59,9 @@ class _Entry:
     """A flag in the help.
 
     Attributes:
-      name: name of the flag.
-      option: its declaration.
-      owners: values of another flag that have this option; empty for flags of every run.
+      name: Name of the flag.
+      option: Its declaration.
+      owners: Values of another flag that have this option; empty for flags of every run.
     """
 
     name: str
@@ -120,7 +120,7 @@ def text(about: str = "") -> str:
         flags, or a word in the name or help of a flag.
 
     Raises:
-      UserError: for a word that is not found.
+      UserError: For a word that is not found.
     """
     groups = _groups()
     if about in ("", "all"):
@@ -165,7 +165,7 @@ def first_commands(start: str) -> str:
     """Returns the error of a command that starts training but has no flags: two commands to try.
 
     Args:
-      start: the command up to its flags of training, such as "hybrid-imagenet train".
+      start: The command up to its flags of training, such as "hybrid-imagenet train".
     """
     return "\n".join(
         [

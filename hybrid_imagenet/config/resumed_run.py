@@ -84,9 +84,9 @@ class ResumedRun:
     """The stored settings of a run that continues.
 
     Attributes:
-      path: its config.json.
-      flags: the value of each flag, as JSON has it.
-      origins: what had set each value.
+      path: Its config.json.
+      flags: The value of each flag, as JSON has it.
+      origins: What had set each value.
     """
 
     path: pathlib.Path
@@ -114,15 +114,15 @@ class ResumedRun:
         """Returns the values with which the run continues where the command line sets none.
 
         Args:
-          recipe: the recipe of this start.
-          given: values on the command line and in flag files; only the choices of an optimizer,
+          recipe: The recipe of this start.
+          given: Values on the command line and in flag files; only the choices of an optimizer,
             schedule and all-reduce matter.
 
         Returns:
           The values by flag, and what has set each.
 
         Raises:
-          UserError: if a value is not possible any more, or a password was not stored.
+          UserError: If a value is not possible any more, or a password was not stored.
         """
         other_recipe = self.recipe not in (None, recipe)
         values: dict[str, Any] = {}
@@ -184,9 +184,9 @@ class ResumedRun:
         """Describes each kept value that was never set and that a new run would not have.
 
         Args:
-          config: the resumed run.
-          overrides: values of its recipe.
-          per_gpu_batch: default of a new run on this machine.
+          config: The resumed run.
+          overrides: Values of its recipe.
+          per_gpu_batch: Default of a new run on this machine.
         """
         choices = {flag: config.value(flag) for flag in CHOICES}
         new_run = {**default_values(choices), "per_gpu_batch": per_gpu_batch, **overrides}
@@ -213,13 +213,13 @@ def find(
       dataset: --dataset.
       recipe: --recipe, or None if it is not given.
       run_dir_flag: --run_dir, or None if it is not given.
-      default_recipe: the recipe of a new run.
+      default_recipe: The recipe of a new run.
 
     Returns:
       The run; None if there is none, as on hosts that do not see its directory.
 
     Raises:
-      UserError: on rank 0, if the config.json of the run cannot be read.
+      UserError: On rank 0, if the config.json of the run cannot be read.
     """
     # Without --run_dir the directory is named after the recipe.
     name = recipe or default_recipe

@@ -63,10 +63,10 @@ def read(directory: pathlib.Path) -> dict[str, Any]:
     Flags that do not exist are not checked.
 
     Args:
-      directory: directory of the run.
+      directory: Directory of the run.
 
     Raises:
-      UserError: if the file cannot be read, another version has saved it, or a value has a wrong
+      UserError: If the file cannot be read, another version has saved it, or a value has a wrong
         type or is out of bounds.
     """
     path = directory / "config.json"

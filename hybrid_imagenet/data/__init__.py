@@ -61,11 +61,11 @@ def shard(data: Any, rank: int, size: int, *, remainder: Literal["drop", "keep"]
       validation = hi.data.shard((x_val, y_val), hi.rank(), hi.size(), remainder="keep")
 
     Args:
-      data: arrays [n, ...] of any dtype with the same n, in any nesting of tuples, lists and
+      data: Arrays [n, ...] of any dtype with the same n, in any nesting of tuples, lists and
         dictionaries; or a `tf.data.Dataset` of single examples with n elements of any structure.
-      rank: number of this process, from 0; usually `hi.rank()`.
-      size: number of processes; usually `hi.size()`.
-      remainder: what to do with the last n % size elements. "drop" omits them, so that all ranks
+      rank: Number of this process, from 0; usually `hi.rank()`.
+      size: Number of processes; usually `hi.size()`.
+      remainder: What to do with the last n % size elements. "drop" omits them, so that all ranks
         make the same number of steps; use it for training. "keep" gives one each to the first
         ranks, so that each element is used once; use it for validation (default: "drop").
 
@@ -74,7 +74,7 @@ def shard(data: Any, rank: int, size: int, *, remainder: Literal["drop", "keep"]
       same nesting. m is n // size, or n // size + 1 on the first n % size ranks with "keep".
 
     Raises:
-      UserError: if the rank does not exist; the data has another type; arrays have different
+      UserError: If the rank does not exist; the data has another type; arrays have different
         lengths; there are fewer elements than ranks; or the order of a `tf.data.Dataset` is certain
         to differ between ranks, because it shuffles without a seed or is not deterministic.
     """
@@ -149,7 +149,8 @@ def _elements_of_round(structure: Any) -> tf.data.Dataset:
     """Returns the elements of one round as a dataset.
 
     Args:
-      structure: of an element, with a dataset instead of each tensor, as `window` yields it.
+      structure: Structure of an element, with a dataset instead of each tensor, as `window` yields
+        it.
     """
     import tensorflow as tf
 

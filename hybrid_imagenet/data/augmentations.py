@@ -46,15 +46,15 @@ class FlashRanges:
     brightness and noise are off.
 
     Attributes:
-      stored: side of the stored image in pixels, for an output of 224.
-      scale: range of the scale, which is log-uniform.
-      rotation: bound of the rotation in radians, which is uniform in both directions.
-      aspect: bound of the aspect ratio, which is log-uniform.
-      distortion: bound of the exponent u of the lens distortion exp(u) - 1; u is uniform.
-      contrast: bound of the contrast about 0.5, which is log-uniform, one draw per channel.
-      pad: black pixels on each side of a stored image of `stored` pixels.
-      brightness: bound of the brightness offset, which is uniform, one draw per image.
-      noise: bound of the noise's standard deviation, which is uniform; the noise is normal.
+      stored: Side of the stored image in pixels, for an output of 224.
+      scale: Range of the scale, which is log-uniform.
+      rotation: Bound of the rotation in radians, which is uniform in both directions.
+      aspect: Bound of the aspect ratio, which is log-uniform.
+      distortion: Bound of the exponent u of the lens distortion exp(u) - 1; u is uniform.
+      contrast: Bound of the contrast about 0.5, which is log-uniform, one draw per channel.
+      pad: Black pixels on each side of a stored image of `stored` pixels.
+      brightness: Bound of the brightness offset, which is uniform, one draw per image.
+      noise: Bound of the noise's standard deviation, which is uniform; the noise is normal.
     """
 
     stored: int = 320
@@ -82,8 +82,8 @@ class HostAugmentation:
     """Describes the host's part of an augmentation.
 
     Attributes:
-      num_draws: number of uniform random numbers that it needs for each image.
-      side: pixels of the square images that it returns.
+      num_draws: Number of uniform random numbers that it needs for each image.
+      side: Pixels of the square images that it returns.
     """
 
     num_draws: int
@@ -97,8 +97,8 @@ def host_augmentation(augmentation: str, image_size: int) -> HostAugmentation:
     for an input of 224. `input_side` is the inverse.
 
     Args:
-      augmentation: one of `AUGMENTATIONS`.
-      image_size: pixels of the network's input.
+      augmentation: One of `AUGMENTATIONS`.
+      image_size: Pixels of the network's input.
     """
     if augmentation == "flash":
         return HostAugmentation(0, round(image_size * FLASH.stored / 224))
@@ -123,9 +123,9 @@ def training_windows(augmentation: str, sizes: Sizes, uniform: Uniforms) -> Wind
     """Returns the training window of each image.
 
     Args:
-      augmentation: one of `AUGMENTATIONS`.
-      sizes: sizes of the images, [k, 2].
-      uniform: random numbers, [k, host_augmentation(...).num_draws].
+      augmentation: One of `AUGMENTATIONS`.
+      sizes: Sizes of the images, [k, 2].
+      uniform: Random numbers, [k, host_augmentation(...).num_draws].
     """
     if augmentation == "alexnet":
         return alexnet_windows(sizes, uniform)
@@ -145,8 +145,8 @@ def center_windows(sizes: Sizes, fraction: float) -> Windows:
     in one step.
 
     Args:
-      sizes: sizes of the images, [k, 2].
-      fraction: side of the square as a fraction of the shorter side.
+      sizes: Sizes of the images, [k, 2].
+      fraction: Side of the square as a fraction of the shorter side.
     """
     side = np.maximum(1, np.rint(sizes.min(axis=1) * fraction)).astype(np.int64)
     corner = (sizes - side[:, None]) // 2
@@ -160,8 +160,8 @@ def alexnet_windows(sizes: Sizes, uniform: Uniforms) -> Windows:
     part is decoded and resized.
 
     Args:
-      sizes: sizes of the images, [k, 2].
-      uniform: random numbers, [k, 2].
+      sizes: Sizes of the images, [k, 2].
+      uniform: Random numbers, [k, 2].
 
     Reference: Krizhevsky et al., section 4.1.
     """
@@ -178,8 +178,8 @@ def inception_windows(sizes: Sizes, uniform: Uniforms) -> Windows:
     central window whose ratio is within the bounds.
 
     Args:
-      sizes: sizes of the images, [k, 2].
-      uniform: random numbers, [k, 40].
+      sizes: Sizes of the images, [k, 2].
+      uniform: Random numbers, [k, 40].
 
     Reference: Szegedy et al.
     """
@@ -220,8 +220,8 @@ def decode_ratios(windows: Windows, side: int) -> npt.NDArray[np.int64]:
     decoder averages blocks of pixels; without that, a resize to `side` would alias.
 
     Args:
-      windows: windows in the stored images, [k, 4].
-      side: pixels of the output.
+      windows: Windows in the stored images, [k, 4].
+      side: Pixels of the output.
 
     Returns:
       int64 [k].

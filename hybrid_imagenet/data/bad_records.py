@@ -31,10 +31,10 @@ class LoadedExamples(NamedTuple):
     """Several examples as arrays.
 
     Attributes:
-      contents: encoded images, bytes [k].
-      headers: kind, height and width (`images.DecodedHeader`), int64 [k, 3].
+      contents: Encoded images, bytes [k].
+      headers: Kind, height and width (`images.DecodedHeader`), int64 [k, 3].
       labels: int64 [k].
-      is_original: bool [k]; False where the example replaces a bad record.
+      is_original: Bool [k]; False where the example replaces a bad record.
     """
 
     contents: npt.NDArray[np.object_]
@@ -47,7 +47,7 @@ class BadRecords:
     """Counts the bad records of a source, and fails if there are too many.
 
     Attributes:
-      reasons: maps each bad example to the reason.
+      reasons: Maps each bad example to the reason.
       replaced_examples: (epoch, example) of the bad examples that were replaced. A set, so that an
         example that is read twice counts once.
     """
@@ -56,9 +56,9 @@ class BadRecords:
         """Starts without bad records.
 
         Args:
-          source: the examples.
+          source: The examples.
           policy: "fail" to raise an error at the first bad record, or "skip".
-          limit: with "skip", the number of bad records over all ranks above which an error is
+          limit: With "skip", the number of bad records over all ranks above which an error is
             raised.
         """
         self._source = source
@@ -71,7 +71,7 @@ class BadRecords:
         """Adds a bad record and logs it.
 
         Raises:
-          UserError: under "fail", or if there are too many.
+          UserError: Under "fail", or if there are too many.
         """
         if self._policy == "fail":
             raise UserError(f"{error}. Repair it, or set --bad_records=skip.")
@@ -94,10 +94,10 @@ class BadRecords:
         """Adds the bad records of all ranks, so that none is read or logged again.
 
         Args:
-          pairs_by_rank: the `reason_pairs` of each rank.
+          pairs_by_rank: The `reason_pairs` of each rank.
 
         Raises:
-          UserError: if there are too many over all ranks.
+          UserError: If there are too many over all ranks.
         """
         for pairs in pairs_by_rank:
             self.reasons |= dict(pairs)
@@ -125,10 +125,10 @@ class ExampleReader:
         """Prepares the reading threads.
 
         Args:
-          source: the examples.
-          bad_records: the bad records so far, to which new ones are added.
-          reads: number of records that one call of `read` reads at the same time.
-          callers: number of threads that call `read` at the same time.
+          source: The examples.
+          bad_records: The bad records so far, to which new ones are added.
+          reads: Number of records that one call of `read` reads at the same time.
+          callers: Number of threads that call `read` at the same time.
         """
         self._source = source
         self._bad_records = bad_records
@@ -139,7 +139,7 @@ class ExampleReader:
         """Reads examples, int64 [k], and replaces each bad one by the next good one.
 
         Raises:
-          UserError: for a bad record under "fail", or if there are too many.
+          UserError: For a bad record under "fail", or if there are too many.
         """
         count = len(examples)
         loaded = LoadedExamples(
@@ -167,11 +167,11 @@ class ExampleReader:
         """Decodes the image that `read` returns for an example, and adds it if it is bad.
 
         Args:
-          index: the example.
-          side: pixels of the decoded square.
+          index: The example.
+          side: Pixels of the decoded square.
 
         Raises:
-          UserError: for a bad record under "fail", or if there are too many.
+          UserError: For a bad record under "fail", or if there are too many.
         """
         while index in self._bad_records.reasons:
             index = self._next_index(index)

@@ -20,7 +20,7 @@ def check_readable(dataset: str, num_examples: int) -> None:
 
     Args:
       dataset: --dataset, whose labels are stored together with the images.
-      num_examples: number of its training images.
+      num_examples: Number of its training images.
     """
     if num_examples > MAX_READ_EXAMPLES:
         raise UserError(
@@ -38,11 +38,11 @@ def count_classes(source: Source, dataset: str) -> npt.NDArray[np.int64]:
     Bad records are not counted.
 
     Args:
-      source: the training examples.
+      source: The training examples.
       dataset: --dataset, for the error.
 
     Raises:
-      UserError: if all images would have to be read, and are too many.
+      UserError: If all images would have to be read, and are too many.
     """
     labels = source.stored_labels()
     if labels is None:
@@ -72,7 +72,7 @@ def balanced_weights(class_sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.float
     count in K and have the weight 0, which is never used.
 
     Args:
-      class_sizes: number of examples of each class, int64 [num_classes].
+      class_sizes: Number of examples of each class, int64 [num_classes].
     """
     num_classes = np.count_nonzero(class_sizes)
     weights = class_sizes.sum() / (num_classes * np.maximum(class_sizes, 1))

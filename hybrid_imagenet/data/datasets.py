@@ -31,17 +31,17 @@ class SourceType:
     """Describes a file format or a named dataset that `--dataset` accepts.
 
     Attributes:
-      module: name of the module in `data/sources/`.
-      help_note: explanation for `--help`, if the name does not explain itself.
-      requires_data_dir: whether `--data_dir` must be set.
-      url_shuffle_window: number of shards that are mixed at a time if they are read from a URL;
+      module: Name of the module in `data/sources/`.
+      help_note: Explanation for `--help`, if the name does not explain itself.
+      requires_data_dir: Whether `--data_dir` must be set.
+      url_shuffle_window: Number of shards that are mixed at a time if they are read from a URL;
         None if the source cannot be read from URLs. The windows hold about 20,000 ImageNet images,
         in 1,024 tar files or in Parquet files of 0.5 GB. Half of the default `--data_memory_gb`
         holds four of these Parquet files (docs/input.md).
-      default_augmentation: what `--augmentation=auto` selects. Characters must not be flipped, and
+      default_augmentation: What `--augmentation=auto` selects. Characters must not be flipped, and
         small pictures are shifted by whole pixels.
-      train_images: number of training images, if it is known without looking at the files.
-      default_recipe: the recipe for runs that set neither `--recipe` nor `--flagfile`.
+      train_images: Number of training images, if it is known without looking at the files.
+      default_recipe: The recipe for runs that set neither `--recipe` nor `--flagfile`.
     """
 
     module: str
@@ -116,8 +116,8 @@ class SplitSummary:
     """Summarizes what a directory listing shows about a split.
 
     Attributes:
-      description: where the split was found, for messages.
-      num_classes: number of classes; None if it is unknown until the files are read.
+      description: Location of the split, for messages.
+      num_classes: Number of classes; None if it is unknown until the files are read.
     """
 
     description: str
@@ -129,18 +129,18 @@ class DatasetRequest:
     """Names one split of a dataset and says how to read it.
 
     Attributes:
-      name: name of the dataset, as for `--dataset`.
-      data_dir: directory or URL of the dataset. `digits` is written there, by default to the
+      name: Name of the dataset, as for `--dataset`.
+      data_dir: Directory or URL of the dataset. `digits` is written there, by default to the
         user's cache directory. A URL needs `cache_dir`.
       split: "train" or "validation".
-      num_classes: number of classes of synthetic images, or of files that do not state it. For a
+      num_classes: Number of classes of synthetic images, or of files that do not state it. For a
         folder, the number of its directories, if some of them have no images.
-      num_examples: number of images in the training split of a synthetic dataset.
-      memory_bytes: limit on the bytes of Parquet row groups that are kept in memory.
-      cache_dir: local directory for copies of the files at a URL.
-      val_fraction: fraction of each class to use for validation, for a folder that has no
+      num_examples: Number of images in the training split of a synthetic dataset.
+      memory_bytes: Limit on the bytes of Parquet row groups that are kept in memory.
+      cache_dir: Local directory for copies of the files at a URL.
+      val_fraction: Fraction of each class to use for validation, for a folder that has no
         validation split.
-      storage_timeout: seconds for which a failed request to a URL is repeated.
+      storage_timeout: Seconds for which a failed request to a URL is repeated.
     """
 
     name: str
@@ -158,10 +158,10 @@ class DatasetRequest:
         """Returns the request that the flags of a configuration or of a command describe.
 
         Args:
-          flags: object that has the flags as attributes: `config.data` of a run, or the arguments
+          flags: Object that has the flags as attributes: `config.data` of a run, or the arguments
             of a command, which may lack some of them.
           split: "train" or "validation".
-          **options: attributes that no flag sets, or that override their flag.
+          **options: Attributes that no flag sets, or that override their flag.
         """
         attributes = {
             attribute: getattr(flags, flag)
@@ -192,7 +192,7 @@ class DatasetRequest:
         It lists directories only, which takes less than a second.
 
         Raises:
-          UserError: if the dataset is unknown, or its directory or files are missing.
+          UserError: If the dataset is unknown, or its directory or files are missing.
         """
         if is_url(self.data_dir or ""):
             self._check()
@@ -204,7 +204,7 @@ class DatasetRequest:
         """Opens the split.
 
         Raises:
-          UserError: if the dataset does not exist or cannot be used.
+          UserError: If the dataset does not exist or cannot be used.
         """
         source: Source = self._call_source_module("open_split")
         return source
@@ -274,16 +274,16 @@ def open_source(
     """Opens one split of a dataset, as the training program does.
 
     Args:
-      name: name of the dataset, as for `--dataset`.
-      data_dir: directory or URL of the dataset (default: None, as for `--data_dir`).
+      name: Name of the dataset, as for `--dataset`.
+      data_dir: Directory or URL of the dataset (default: None, as for `--data_dir`).
       split: "train" or "validation" (default: "train").
-      **options: other attributes of `DatasetRequest`.
+      **options: Other attributes of `DatasetRequest`.
 
     Returns:
       The encoded images of the split, which are not read yet.
 
     Raises:
-      UserError: if there is no such dataset or it cannot be used.
+      UserError: If there is no such dataset or it cannot be used.
     """
     return DatasetRequest(name, data_dir, split, **options).open()
 
@@ -292,11 +292,11 @@ def probe_splits(request: DatasetRequest, splits: tuple[str, ...] = SPLITS) -> S
     """Looks for the files of several splits, and returns the summary of the first.
 
     Args:
-      request: the dataset; its own split is ignored.
-      splits: the splits to look for.
+      request: The dataset; its own split is ignored.
+      splits: The splits to look for.
 
     Raises:
-      UserError: as `DatasetRequest.probe`.
+      UserError: See `DatasetRequest.probe`.
     """
     summaries = [dataclasses.replace(request, split=split).probe() for split in splits]
     return summaries[0]

@@ -26,7 +26,7 @@ def normalize(images: tf.Tensor, dtype: tf.DType | str = tf.float32) -> tf.Tenso
 
     Args:
       images: uint8 or float [b, s, s, 3], 0 to 255.
-      dtype: type of the result.
+      dtype: Type of the result.
 
     Returns:
       [b, s, s, 3] of `dtype`.
@@ -41,8 +41,8 @@ def uniforms(seeds: tf.Tensor, count: int, start: int = ranges.DEVICE_STREAM) ->
 
     Args:
       seeds: int64 [b, 2].
-      count: number of draws per image.
-      start: number of the first draw.
+      count: Number of draws per image.
+      start: Number of the first draw.
 
     Returns:
       Draws start to start + count - 1 of each image, float32 [b, count] in [0, 1).
@@ -81,8 +81,8 @@ def normals(seeds: tf.Tensor, count: int, start: int) -> tf.Tensor:
 
     Args:
       seeds: int64 [b, 2].
-      count: numbers per image. It takes 2 * count draws.
-      start: number of the first draw.
+      count: Numbers per image. It takes 2 * count draws.
+      start: Number of the first draw.
 
     Returns:
       float32 [b, count], with mean 0 and variance 1.
@@ -105,9 +105,9 @@ def augment(
     Args:
       images: uint8 [b, side, side, 3] from `pipeline.training_batches`.
       seeds: int64 [b, 2].
-      augmentation: none, alexnet, inception, flash, digits or shift.
-      dtype: type of the network's input.
-      flash: ranges of the flash augmentation.
+      augmentation: None, alexnet, inception, flash, digits or shift.
+      dtype: Type of the network's input.
+      flash: Ranges of the flash augmentation.
 
     Returns:
       [b, s, s, 3] of `dtype`.
@@ -137,8 +137,8 @@ def compile_preprocessing(
     Compiled, it makes one pass over the images instead of six.
 
     Args:
-      function: a function of tensors that returns images.
-      augmentation: the augmentation that it applies; not all can be compiled.
+      function: A function of tensors that returns images.
+      augmentation: The augmentation that it applies; not all can be compiled.
     """
     if augmentation not in _XLA_AUGMENTATIONS:
         return function
@@ -262,7 +262,7 @@ def _flash(images: tf.Tensor, seeds: tf.Tensor, bounds: ranges.FlashRanges) -> t
     Args:
       images: uint8 [b, stored_side, stored_side, 3].
       seeds: int64 [b, 2].
-      bounds: the random ranges.
+      bounds: The random ranges.
 
     Returns:
       float32 [b, s, s, 3], on the scale of 0 to 255; contrast and noise may exceed it.
@@ -293,14 +293,14 @@ def _flash_positions(
     """Returns the position of each output pixel in the stored image.
 
     Args:
-      draws: uniform numbers for flip, scale, aspect ratio, rotation, center x, center y and
+      draws: Uniform numbers for flip, scale, aspect ratio, rotation, center x, center y and
         distortion, then those for color, float32 [b, n].
-      bounds: the random ranges.
-      stored_side: pixels of the stored image, with its padding.
-      side: pixels of the output.
+      bounds: The random ranges.
+      stored_side: Pixels of the stored image, with its padding.
+      side: Pixels of the output.
 
     Returns:
-      x and y, float32 [b, side, side] each.
+      Coordinates x and y, float32 [b, side, side] each.
     """
     # Column k as [b, 1, 1], to be broadcast over the pixels.
     flip_draw, scale_draw, aspect_draw, rotation_draw, x_draw, y_draw, distortion_draw = (

@@ -21,9 +21,9 @@ class Directory:
     Files are named relative to the directory, as in `train/name`.
 
     Attributes:
-      location: the path or URL that the user set, without passwords.
-      reads: counters of reads from storage.
-      remote: whether files are copied before they are read.
+      location: The path or URL that the user set, without passwords.
+      reads: Counters of reads from storage.
+      remote: Whether files are copied before they are read.
     """
 
     remote = False
@@ -32,7 +32,7 @@ class Directory:
         """Keeps the path; no file is read.
 
         Args:
-          location: the path that the user set.
+          location: The path that the user set.
         """
         self.location = without_secrets(location)
         self._path = Path(location)
@@ -59,8 +59,8 @@ class Directory:
         """Returns the path of a file on this host; a remote file is copied first.
 
         Raises:
-          OSError: if there is no such file.
-          StorageError: if a URL does not answer.
+          OSError: If there is no such file.
+          StorageError: If a URL does not answer.
         """
         return self._path / name
 
@@ -68,8 +68,8 @@ class Directory:
         """Returns `length` bytes from `offset` on, or fewer at the end of the file.
 
         Raises:
-          OSError: if there is no such file.
-          StorageError: if a URL does not answer.
+          OSError: If there is no such file.
+          StorageError: If a URL does not answer.
         """
         return read_at(str(self.local_path(name)), offset, length, self.reads)
 
@@ -79,8 +79,8 @@ class Directory:
         A remote file is not copied for this.
 
         Raises:
-          OSError: if there is no such file.
-          StorageError: if a URL does not answer.
+          OSError: If there is no such file.
+          StorageError: If a URL does not answer.
         """
         with open_regular(self.local_path(name)) as file:
             size = file.seek(0, os.SEEK_END)
@@ -101,8 +101,8 @@ class Directory:
         Nothing is done for local files. One call is faster than one call for each file.
 
         Raises:
-          OSError: if there is no such file.
-          StorageError: if a URL does not answer.
+          OSError: If there is no such file.
+          StorageError: If a URL does not answer.
         """
 
     def prefetch(self, names: Sequence[str]) -> None:

@@ -35,7 +35,7 @@ def fingerprint_dataset(dataset: tf.data.Dataset) -> dict[str, Any]:
     memory. What Python generators yield is not included.
 
     Raises:
-      UserError: if the order of the dataset is certain to differ between ranks.
+      UserError: If the order of the dataset is certain to differ between ranks.
     """
     seeds: list[list[int]] = []
     examples: list[list[float]] = []

@@ -35,7 +35,7 @@ def webp_size(data: bytes) -> tuple[int, int]:
     """Returns height and width of a WebP.
 
     Raises:
-      ValueError: if it is truncated, damaged or animated. Animations are rejected because
+      ValueError: If it is truncated, damaged or animated. Animations are rejected because
         TensorFlow decodes them only with four channels, and TensorFlow 2.21 can crash on them.
     """
     if len(data) < 30 or len(data) < 8 + int.from_bytes(data[4:8], "little"):
@@ -58,7 +58,7 @@ def jxl_size(data: bytes) -> tuple[int, int]:
     """Returns height and width of a decoded JPEG XL, after its orientation is applied.
 
     Raises:
-      ValueError: if it is damaged or animated.
+      ValueError: If it is damaged or animated.
     """
     header = _jxl_codestream_header(data)
     if not header.startswith(JXL_CODESTREAM):

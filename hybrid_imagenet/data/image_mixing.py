@@ -33,9 +33,9 @@ class MixedLabels(NamedTuple):
     """The labels of mixed images.
 
     Attributes:
-      own: labels of the images, int64 [b].
-      partner: labels of their partners, int64 [b].
-      share: part of an image that is its own, in [0, 1]; the rest is its partner's. float32 [b].
+      own: Labels of the images, int64 [b].
+      partner: Labels of their partners, int64 [b].
+      share: Part of an image that is its own, in [0, 1]; the rest is its partner's. float32 [b].
     """
 
     own: tf.Tensor
@@ -52,8 +52,8 @@ def mixup(images: tf.Tensor, partners: tf.Tensor, share: tf.Tensor) -> tf.Tensor
 
     Args:
       images: float32 [b, s, s, 3].
-      partners: in the shape of `images`.
-      share: part of the image, in [0, 1], float32 [b].
+      partners: Partner of each image, in the shape of `images`.
+      share: Part of the image, in [0, 1], float32 [b].
 
     Reference:
       Zhang et al., mixup, arXiv 1710.09412; `keras.layers.MixUp`.
@@ -67,8 +67,8 @@ def cutmix(images: tf.Tensor, partners: tf.Tensor, boxes: tf.Tensor) -> tf.Tenso
 
     Args:
       images: float32 [b, s, s, 3].
-      partners: in the shape of `images`.
-      boxes: first row, first column, and the row and column after the last, float32 [b, 4].
+      partners: Partner of each image, in the shape of `images`.
+      boxes: First row, first column, and the row and column after the last, float32 [b, 4].
 
     Reference:
       Yun et al., CutMix, arXiv 1905.04899; `keras.layers.CutMix`.
@@ -98,10 +98,10 @@ def random_boxes(
     Yun et al. cut off the part of a box that is outside.
 
     Args:
-      share: part of the image outside the box, float32 [b].
-      top_draw: uniform random numbers in [0, 1) for the rows, float32 [b].
-      left_draw: the same for the columns.
-      side: of the image, in pixels.
+      share: Part of the image outside the box, float32 [b].
+      top_draw: Uniform random numbers in [0, 1) for the rows, float32 [b].
+      left_draw: The same for the columns.
+      side: Side of the image, in pixels.
     """
     size = tf.round(float(side) * tf.sqrt(1.0 - share))
     top = tf.floor(top_draw * (side - size + 1.0))
@@ -135,7 +135,7 @@ def beta(uniform: tf.Tensor, alpha: float) -> tf.Tensor:
 
     Args:
       uniform: float32 [b] in [0, 1).
-      alpha: positive; 1 is the uniform distribution, and smaller values prefer 0 and 1.
+      alpha: Positive; 1 is the uniform distribution, and smaller values prefer 0 and 1.
 
     Returns:
       float32 [b] in [0, 1].
@@ -157,8 +157,8 @@ class ImageMixer:
     With both methods each image is mixed by one of them, each with probability 1/2.
 
     Attributes:
-      mixup_alpha: shares of MixUp are distributed as Beta(alpha, alpha); 0 for no MixUp.
-      cutmix_alpha: the same for CutMix.
+      mixup_alpha: Shares of MixUp are distributed as Beta(alpha, alpha); 0 for no MixUp.
+      cutmix_alpha: The same for CutMix.
       parts: GPUs that the batch stands for, one after the other. No image is mixed with one of
         another GPU.
     """
@@ -190,7 +190,7 @@ class ImageMixer:
         Args:
           labels: int64 [b].
           seeds: int64 [b, 2].
-          side: of the images that were mixed, in pixels.
+          side: Side of the images that were mixed, in pixels.
         """
         draws = device.uniforms(seeds, _NUM_DRAWS, _STREAM)
         partners = self._partners(labels)

@@ -46,11 +46,11 @@ class Format:
     """Describes an image file format.
 
     Attributes:
-      name: name for messages.
-      suffixes: suffixes of file names, in lower case.
-      operation: the function of TensorFlow's `gen_image_ops` that decodes it; empty if all
+      name: Name for messages.
+      suffixes: Suffixes of file names, in lower case.
+      operation: The function of TensorFlow's `gen_image_ops` that decodes it; empty if all
         supported versions of TensorFlow decode the format.
-      since: the first version of TensorFlow that has the operation.
+      since: The first version of TensorFlow that has the operation.
     """
 
     name: str
@@ -118,8 +118,8 @@ class DecodedHeader(NamedTuple):
 
     Attributes:
       kind: JPEG, OTHER or ANY_CHANNELS.
-      height: height in pixels.
-      width: width in pixels.
+      height: Height in pixels.
+      width: Width in pixels.
     """
 
     kind: int
@@ -133,7 +133,7 @@ def decode_header(data: bytes) -> DecodedHeader:
     Bytes after the end of a JPEG or PNG are ignored, as decoders do.
 
     Raises:
-      ValueError: if the image is empty, truncated, animated (WebP, JPEG XL), not of `FORMATS`, has
+      ValueError: If the image is empty, truncated, animated (WebP, JPEG XL), not of `FORMATS`, has
         more than `MAX_PIXELS`, or has a format that the installed TensorFlow does not decode.
     """
     if data[:2] == b"\xff\xd8":
@@ -210,7 +210,7 @@ def encode(picture: Image.Image, form: str, **options: Any) -> bytes:
     """Encodes an image with Pillow.
 
     Args:
-      picture: the image.
+      picture: The image.
       form: Pillow's name of the format, such as "JPEG" or "PNG".
       **options: Pillow's options for the format.
     """
@@ -227,7 +227,7 @@ def plan_decoding(
     Args:
       kinds: JPEG, OTHER or ANY_CHANNELS, int64 [k].
       windows: (y, x, height, width) in pixels of the stored images, int64 [k, 4].
-      side: pixels of the output.
+      side: Pixels of the output.
 
     Returns:
       (branch, window): the number of kind and reduction for `decode`, int32 [k], and the windows in
@@ -248,11 +248,11 @@ def decode(
     pixels.
 
     Args:
-      content: the encoded image.
-      branch: kind and reduction of the image, from `plan_decoding`.
-      window: window in the reduced image, from `plan_decoding`.
-      side: pixels of the result.
-      accurate: whether JPEGs are decoded with the accurate integer DCT instead of the fast one. The
+      content: The encoded image.
+      branch: Kind and reduction of the image, from `plan_decoding`.
+      window: Window in the reduced image, from `plan_decoding`.
+      side: Pixels of the result.
+      accurate: Whether JPEGs are decoded with the accurate integer DCT instead of the fast one. The
         results differ by one gray level on average, and by at most ten in sharp images of high
         quality. Evaluation uses the accurate one, as other programs do, so that they see the same
         pixels. Training keeps the fast one, so that an earlier run resumes with the same images.
@@ -336,11 +336,11 @@ def check_decodes(content: bytes, side: int) -> None:
     """Decodes a whole image as training does.
 
     Args:
-      content: the encoded image.
-      side: pixels of the decoded square.
+      content: The encoded image.
+      side: Pixels of the decoded square.
 
     Raises:
-      ValueError: if `decode_header` does, or if the image does not decode.
+      ValueError: If `decode_header` does, or if the image does not decode.
     """
     import tensorflow as tf
 
@@ -362,13 +362,13 @@ def decode_whole(content: bytes) -> npt.NDArray[np.uint8]:
     DCT, as in evaluation.
 
     Args:
-      content: the encoded image.
+      content: The encoded image.
 
     Returns:
       The pixels as RGB, uint8 [height, width, 3].
 
     Raises:
-      ValueError: if `decode_header` does, if the image does not decode, or if it is a JPEG whose
+      ValueError: If `decode_header` does, if the image does not decode, or if it is a JPEG whose
         data is corrupt.
     """
     kind, height, width = decode_header(content)
@@ -411,10 +411,10 @@ def decode_eagerly(decoding: Callable[[], tf.Tensor]) -> npt.NDArray[np.uint8]:
     image may be intact.
 
     Args:
-      decoding: returns the pixels.
+      decoding: Returns the pixels.
 
     Raises:
-      ValueError: if the content does not decode, with the reason, without the names of
+      ValueError: If the content does not decode, with the reason, without the names of
         TensorFlow's operations.
     """
     import tensorflow as tf

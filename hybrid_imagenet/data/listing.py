@@ -30,7 +30,7 @@ class DatasetNote:
     """Describes in one line what a source skips, or which assumption it makes.
 
     Attributes:
-      text: the line, which names a file or a directory.
+      text: The line, which names a file or a directory.
       fault: True if images are missing or may be wrong, so that `data check` counts the note;
         False if it is harmless.
     """
@@ -56,7 +56,7 @@ class SkippedFiles:
         """Returns one note for each reason, with the number of files and the first.
 
         Args:
-          directory: where the files are, for the text of the notes.
+          directory: Directory of the files, for the text of the notes.
         """
         return tuple(
             DatasetNote(
@@ -75,12 +75,12 @@ def files_of_split(
     "valid" and "test".
 
     Args:
-      directory: where the files are, for messages.
+      directory: Directory of the files, for messages.
       split: "train" or "validation".
-      files_by_split_name: returns the files that have a given split name.
+      files_by_split_name: Returns the files that have a given split name.
 
     Raises:
-      UserError: if there are files under two of `validation`, `val` and `valid`, or if one file
+      UserError: If there are files under two of `validation`, `val` and `valid`, or if one file
         belongs to both splits.
     """
     files: dict[str, list[str]] = {}
@@ -114,8 +114,8 @@ def split_name_lookup(names: Iterable[str], suffix: str) -> Callable[[str], list
     The split name must be a whole word. Words are separated by `-`, `/`, `_` or `.`.
 
     Args:
-      names: paths of files.
-      suffix: only files with this suffix are found.
+      names: Paths of files.
+      suffix: Only files with this suffix are found.
     """
     words_by_name = {
         name: re.split(r"[-/_.]", name.removesuffix(suffix))
@@ -135,9 +135,9 @@ def unassigned_files(
     """Returns a note on the files whose names contain no split name, if there are any.
 
     Args:
-      directory: where the files are, for messages.
-      names: all files.
-      files_by_split_name: returns the files that have a given split name.
+      directory: Directory of the files, for messages.
+      names: All files.
+      files_by_split_name: Returns the files that have a given split name.
     """
     unassigned = set(names)
     for split_names in SPLIT_NAMES.values():
@@ -155,12 +155,12 @@ def complete_file_set(directory: str, split: str, names: Sequence[str]) -> list[
     Only names such as `train-00003-of-00010` show that a file is missing.
 
     Args:
-      directory: where the files are, for messages.
+      directory: Directory of the files, for messages.
       split: "train" or "validation", for messages.
-      names: the files.
+      names: The files.
 
     Raises:
-      UserError: if a file of a numbered set is missing or there twice, or if the files belong to
+      UserError: If a file of a numbered set is missing or there twice, or if the files belong to
         several sets or directories.
     """
     # Maps (stem, count), or (parent, 0) for files without "-of-", to the files by number.
@@ -203,8 +203,8 @@ def numbering_gaps(directory: str, names: Iterable[str]) -> Iterator[DatasetNote
     ignored.
 
     Args:
-      directory: where the files are, for the text of the notes.
-      names: the files.
+      directory: Directory of the files, for the text of the notes.
+      names: The files.
     """
     series: dict[str, dict[int, str]] = {}
     for name in names:
@@ -231,11 +231,11 @@ def numbered_class_names(location: Path | str, num_classes: int | None) -> tuple
     """Returns the class numbers "0", "1", ... as names.
 
     Args:
-      location: directory or file of the labels, for messages.
-      num_classes: number of classes; None if neither the files nor the user state it.
+      location: Directory or file of the labels, for messages.
+      num_classes: Number of classes; None if neither the files nor the user state it.
 
     Raises:
-      UserError: if the number is None or above `MAX_CLASSES`.
+      UserError: If the number is None or above `MAX_CLASSES`.
     """
     if num_classes is None:
         raise UserError(
@@ -253,11 +253,11 @@ def parse_class_list(file: Path | str, content: bytes) -> tuple[str, ...]:
     """Returns the class names in a file that has one on each line.
 
     Args:
-      file: the file, for messages.
-      content: what it contains.
+      file: The file, for messages.
+      content: What it contains.
 
     Raises:
-      UserError: if the content is not text, is empty, names a class on several lines, or has lines
+      UserError: If the content is not text, is empty, names a class on several lines, or has lines
         of the form `NUMBER:NAME`.
     """
     try:
@@ -287,15 +287,15 @@ def check_labels(
     """Compares a class list with the largest label of the training images.
 
     Args:
-      class_list: the file with the names, for messages.
-      names: the class names in it.
-      largest_label: the largest label; labels begin with 0.
+      class_list: The file with the names, for messages.
+      names: The class names in it.
+      largest_label: The largest label; labels begin with 0.
 
     Returns:
       A note if there are more names than labels, else nothing.
 
     Raises:
-      UserError: if there are fewer names than labels.
+      UserError: If there are fewer names than labels.
     """
     if largest_label >= len(names):
         raise UserError(
@@ -359,7 +359,7 @@ def check_splits(dataset: str, train: Sequence[str], validation: Sequence[str]) 
     """Compares the class names of the two splits.
 
     Raises:
-      UserError: if they differ, unless one of the splits has numbers for names.
+      UserError: If they differ, unless one of the splits has numbers for names.
     """
     difference = class_name_difference(train, validation)
     if difference is not None:

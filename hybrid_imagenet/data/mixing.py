@@ -32,9 +32,9 @@ def mixing_warning(labels: npt.NDArray[np.int64], num_classes: int, window: int)
     Too few are less than half of the expected number.
 
     Args:
-      labels: labels of the first images in the order of training, int64 [n].
-      num_classes: number of classes, which are assumed to have equal sizes.
-      window: number of shards that are mixed at a time.
+      labels: Labels of the first images in the order of training, int64 [n].
+      num_classes: Number of classes, which are assumed to have equal sizes.
+      window: Number of shards that are mixed at a time.
 
     Returns:
       The warning, or None if the classes are mixed.
@@ -60,8 +60,8 @@ class ClassMixingMonitor:
         """Starts without labels.
 
         Args:
-          num_classes: number of classes.
-          window: number of shards that are mixed at a time.
+          num_classes: Number of classes.
+          window: Number of shards that are mixed at a time.
         """
         self._num_classes = num_classes
         self._window = window

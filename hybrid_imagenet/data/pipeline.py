@@ -39,17 +39,17 @@ class HostOptions:
     """Sets how the host reads and decodes, and what it does with bad records.
 
     Attributes:
-      threads: number of decoding threads of this rank.
-      readers: number of micro-batches that are read from storage at the same time.
-      reads: number of records of a micro-batch that are read at the same time. More of them hide
+      threads: Number of decoding threads of this rank.
+      readers: Number of micro-batches that are read from storage at the same time.
+      reads: Number of records of a micro-batch that are read at the same time. More of them hide
         the latency of a network.
-      prefetch: number of finished micro-batches that are kept ready.
-      device: device to which finished micro-batches are copied before the trainer asks for them,
+      prefetch: Number of finished micro-batches that are kept ready.
+      device: Device to which finished micro-batches are copied before the trainer asks for them,
         such as "/gpu:0"; None leaves them on the host.
-      memory_bytes: limit on the memory for images that are read and decoded ahead. It lowers
+      memory_bytes: Limit on the memory for images that are read and decoded ahead. It lowers
         `readers` and `prefetch`, but not below 1.
       bad_records: "fail" or "skip", see `training_batches`.
-      max_bad_records: with "skip", more bad records than this on all ranks are an error.
+      max_bad_records: With "skip", more bad records than this on all ranks are an error.
     """
 
     threads: int = 2
@@ -66,9 +66,9 @@ def example_order(source: Source, window: int, seed: int = 0) -> SampleOrder:
     """Returns the order in which the examples of a source are read.
 
     Args:
-      source: the examples.
-      window: number of shards that are shuffled together; 0 shuffles all examples together.
-      seed: seed of the shuffle.
+      source: The examples.
+      window: Number of shards that are shuffled together; 0 shuffles all examples together.
+      seed: Seed of the shuffle.
     """
     if window and source.shard_sizes is not None:
         return ShardOrder(source.shard_sizes, window, seed)
@@ -102,20 +102,20 @@ def training_batches(
     Rank 0 warns if the order has a window of shards and the first images hold few classes.
 
     Args:
-      source: the examples.
-      order: their order.
-      start: epoch and offset of the first example.
+      source: The examples.
+      order: Their order.
+      start: Epoch and offset of the first example.
       batches: (batch, accumulation), or a function of the epoch that returns them.
-      rank: number of this process.
-      size: number of processes.
-      epochs: number of epochs after which training ends, counted from the beginning of the run.
-      max_steps: number of steps from `start` after which training ends, if that is sooner.
-      image_size: pixels of the network's input, or a function of the epoch.
-      augmentation: one of `augmentations.AUGMENTATIONS`.
-      options: see `HostOptions`.
-      bad_records: where bad records are counted; several pipelines may share it. By default the
+      rank: Number of this process.
+      size: Number of processes.
+      epochs: Number of epochs after which training ends, counted from the beginning of the run.
+      max_steps: Number of steps from `start` after which training ends, if that is sooner.
+      image_size: Pixels of the network's input, or a function of the epoch.
+      augmentation: One of `augmentations.AUGMENTATIONS`.
+      options: See `HostOptions`.
+      bad_records: Counter of bad records; several pipelines may share it. By default the
         pipeline has its own.
-      virtual_gpus: number of GPUs that this rank stands for. `batch` and `b` are then those of one
+      virtual_gpus: Number of GPUs that this rank stands for. `batch` and `b` are then those of one
         virtual GPU, and an element holds the elements of all of them, one after the other.
 
     Raises (when iterated):
@@ -198,14 +198,14 @@ def evaluation_batches(
     record.
 
     Args:
-      source: the examples.
-      batch: images per rank and element.
-      rank: number of this process.
-      size: number of processes.
-      image_size: pixels of the network's input.
-      crop_fraction: side of the central square that is evaluated, as a fraction of the image's
+      source: The examples.
+      batch: Images per rank and element.
+      rank: Number of this process.
+      size: Number of processes.
+      image_size: Pixels of the network's input.
+      crop_fraction: Side of the central square that is evaluated, as a fraction of the image's
         shorter side.
-      options: see `HostOptions`.
+      options: See `HostOptions`.
 
     Raises (when iterated):
       UserError: as `training_batches`.
@@ -233,8 +233,8 @@ class MicroBatch:
     """Names the examples that one rank reads for one forward pass.
 
     Attributes:
-      examples: numbers of the examples, int64 [b].
-      epochs: the epoch of each, int64 [b].
+      examples: Numbers of the examples, int64 [b].
+      epochs: The epoch of each, int64 [b].
       weights: float32 [b]; 0 marks padding.
     """
 
@@ -248,10 +248,10 @@ class PipelineSegment:
     """Describes consecutive micro-batches with one batch size and one image size.
 
     Attributes:
-      batch: images per micro-batch.
-      image_size: pixels of the network's input.
-      count: number of micro-batches.
-      micro_batch: returns the examples of the micro-batch with a given number, from 0.
+      batch: Images per micro-batch.
+      image_size: Pixels of the network's input.
+      count: Number of micro-batches.
+      micro_batch: Returns the examples of the micro-batch with a given number, from 0.
     """
 
     batch: int
@@ -267,16 +267,16 @@ class Batches:
     computations on the host, where a GPU would wait for them.
 
     Attributes:
-      bad_records: the bad records so far.
-      wait_seconds: time for which the consumer has waited for batches.
+      bad_records: The bad records so far.
+      wait_seconds: Time for which the consumer has waited for batches.
     """
 
     def __init__(self, segments: Sequence[PipelineSegment], builder: DatasetBuilder) -> None:
         """Reads nothing yet.
 
         Args:
-          segments: the micro-batches.
-          builder: reads and decodes them.
+          segments: The micro-batches.
+          builder: Reads and decodes them.
         """
         self.bad_records = builder.bad_records
         self.wait_seconds = 0.0
@@ -288,7 +288,7 @@ class Batches:
         """Yields the elements.
 
         Raises:
-          UserError: for a record that cannot be used, see `training_batches`.
+          UserError: For a record that cannot be used, see `training_batches`.
         """
         for segment in self._segments:
             if self._builder.source.reuse_decoded_batch:
@@ -351,14 +351,14 @@ class DatasetBuilder:
     """Builds `tf.data` pipelines that read and decode the micro-batches of a segment.
 
     Attributes:
-      source: the examples.
-      options: see `HostOptions`.
-      bad_records: where bad records are counted.
-      crop_fraction: for evaluation, the central square as a fraction of the shorter side; elements
+      source: The examples.
+      options: See `HostOptions`.
+      bad_records: Counter of bad records.
+      crop_fraction: For evaluation, the central square as a fraction of the shorter side; elements
         have weights. None for training; elements have seeds.
-      augmentation: the training augmentation.
-      seed: seed of the augmentation's random numbers.
-      class_mixing_monitor: warns if the first images hold few classes; None for no warning.
+      augmentation: The training augmentation.
+      seed: Seed of the augmentation's random numbers.
+      class_mixing_monitor: Warns if the first images hold few classes; None for no warning.
     """
 
     source: Source
@@ -410,7 +410,7 @@ class DatasetBuilder:
         is decoded again.
 
         Raises:
-          UserError: the error of a failed read; for a bad record under "fail"; or if there are too
+          UserError: The error of a failed read; for a bad record under "fail"; or if there are too
             many.
         """
         if self._read_error:
@@ -573,11 +573,11 @@ def _call_python(
     """Calls a Python function of a micro-batch's number inside tf.data.
 
     Args:
-      function: returns arrays, each with `batch` entries.
-      number: the number, int64 [].
-      types: type of each array.
-      batch: number of entries.
-      shapes: shape of the entries of each array.
+      function: Returns arrays, each with `batch` entries.
+      number: The number, int64 [].
+      types: Type of each array.
+      batch: Number of entries.
+      shapes: Shape of the entries of each array.
     """
     arrays = tf.numpy_function(lambda value: function(int(value)), [number], types)
     for array, shape in zip(arrays, shapes, strict=True):

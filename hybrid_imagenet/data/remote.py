@@ -58,8 +58,8 @@ class _RemoteFileInfo(NamedTuple):
     """Size and version of a file on the server.
 
     Attributes:
-      size: size in bytes.
-      version: value that changes with the content; "" if the server reports none.
+      size: Size in bytes.
+      version: Value that changes with the content; "" if the server reports none.
     """
 
     size: int
@@ -85,11 +85,11 @@ class RemoteDirectory(Directory):
 
         Args:
           url: URL of the directory.
-          cache_dir: local directory for the copies.
-          timeout: seconds for which a failed request is repeated.
+          cache_dir: Local directory for the copies.
+          timeout: Seconds for which a failed request is repeated.
 
         Raises:
-          UserError: if fsspec or a package that it needs for this URL is missing, or if the local
+          UserError: If fsspec or a package that it needs for this URL is missing, or if the local
             directory cannot be written.
         """
         super().__init__(url)
@@ -124,7 +124,7 @@ class RemoteDirectory(Directory):
         Over HTTP these are the links on the page of the directory.
 
         Raises:
-          UserError: if the directory does not exist or may not be read.
+          UserError: If the directory does not exist or may not be read.
         """
         names = self._list_directory("")
         for subdirectory in SUBDIRECTORIES:
@@ -166,9 +166,9 @@ class RemoteDirectory(Directory):
         """Returns the path of a file's copy, which is made if it does not exist.
 
         Raises:
-          UserError: if the file changes at the URL, or the copy cannot be written.
-          FileNotFoundError: if there is no such file.
-          StorageError: if the URL does not answer.
+          UserError: If the file changes at the URL, or the copy cannot be written.
+          FileNotFoundError: If there is no such file.
+          StorageError: If the URL does not answer.
         """
         copy = self._copy_path(name)
         while not self._is_copied(name, copy):
@@ -179,7 +179,7 @@ class RemoteDirectory(Directory):
         """Returns `length` bytes of a file's copy, or fewer at the end of the file.
 
         Raises:
-          UserError, FileNotFoundError, StorageError: as `local_path`.
+          UserError, FileNotFoundError, StorageError: See `local_path`.
         """
         return read_at(str(self.local_path(name)), offset, length, self._copy_reads)
 
@@ -187,8 +187,8 @@ class RemoteDirectory(Directory):
         """Returns the last `length` bytes of a file without a copy.
 
         Raises:
-          FileNotFoundError: if there is no such file.
-          StorageError: if the URL does not answer.
+          FileNotFoundError: If there is no such file.
+          StorageError: If the URL does not answer.
         """
         size = self._info(name).size
         start = max(0, size - length)
@@ -220,9 +220,9 @@ class RemoteDirectory(Directory):
         """Asks the server for the sizes of many files at once.
 
         Raises:
-          UserError: for a name outside of the directory, or if the server does not report sizes.
-          FileNotFoundError: if there is no such file.
-          StorageError: if the URL does not answer.
+          UserError: For a name outside of the directory, or if the server does not report sizes.
+          FileNotFoundError: If there is no such file.
+          StorageError: If the URL does not answer.
         """
         for name in names:
             if ".." in PurePosixPath(name).parts or name.startswith("/"):
@@ -300,14 +300,14 @@ class RemoteDirectory(Directory):
         one to finish replaces the others.
 
         Args:
-          name: the file.
-          copy: path of its copy.
-          wait: whether to wait for the other thread or rank.
+          name: The file.
+          copy: Path of its copy.
+          wait: Whether to wait for the other thread or rank.
 
         Raises:
-          UserError: if the file changes at the URL, or the copy cannot be written.
-          FileNotFoundError: if there is no such file.
-          StorageError: if the URL does not answer.
+          UserError: If the file changes at the URL, or the copy cannot be written.
+          FileNotFoundError: If there is no such file.
+          StorageError: If the URL does not answer.
         """
         part = copy.with_name(f".{copy.name}.part")
         try:
@@ -349,10 +349,10 @@ class RemoteDirectory(Directory):
         """Downloads a file and gives it the name of the copy.
 
         Args:
-          name: the file at the URL.
-          file: where it is written.
-          part: path of `file`.
-          copy: final path.
+          name: The file at the URL.
+          file: File to which it is written.
+          part: Path of `file`.
+          copy: Final path.
         """
         size = self._info(name).size
         # Bytes of an earlier run are not used, because they may never have reached the disk.
@@ -446,7 +446,7 @@ class Retries:
         """Sends nothing yet.
 
         Args:
-          timeout: seconds after the first failure of a request during which it is repeated.
+          timeout: Seconds after the first failure of a request during which it is repeated.
         """
         self._timeout = timeout
         # Whether any request is failing. All threads share it, so that one outage is one warning.
@@ -456,14 +456,14 @@ class Retries:
         """Returns the result of a request.
 
         Args:
-          request: function that is called once for each try, in a new thread. A try that takes
+          request: Function that is called once for each try, in a new thread. A try that takes
             longer than `timeout` has failed, and its result is ignored.
-          name: what is requested, for messages.
-          patience: factor on the time that a try may take.
+          name: What is requested, for messages.
+          patience: Factor on the time that a try may take.
 
         Raises:
-          FileNotFoundError: if there is no such file, or no access to it.
-          StorageError: if the request has failed for `timeout` seconds and at least twice.
+          FileNotFoundError: If there is no such file, or no access to it.
+          StorageError: If the request has failed for `timeout` seconds and at least twice.
         """
         first_failure: float | None = None
         for num_failures in itertools.count():
@@ -484,13 +484,13 @@ class Retries:
         """Waits before the next try.
 
         Args:
-          name: what is requested, for messages.
-          error: the error of the latest try.
-          first_failure: time of the first failed try.
-          num_failures: number of failed tries before the latest.
+          name: What is requested, for messages.
+          error: The error of the latest try.
+          first_failure: Time of the first failed try.
+          num_failures: Number of failed tries before the latest.
 
         Raises:
-          StorageError: if there should be no further try.
+          StorageError: If there should be no further try.
         """
         text = " ".join(str(error.__cause__ or error).split())
         reason = text[:_MAX_REASON_CHARACTERS] or type(error).__name__
@@ -513,7 +513,7 @@ def _call_with_timeout(seconds: float, request: Callable[[], T]) -> T:
     """Returns the result of a request, which is called in a new thread.
 
     Raises:
-      TimeoutError: if it takes longer. The thread continues, and its result is ignored.
+      TimeoutError: If it takes longer. The thread continues, and its result is ignored.
     """
     outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
 

@@ -21,8 +21,8 @@ def validation_mask(num_images: int, fraction: float) -> npt.NDArray[np.bool_]:
     at least one for training. If a class has a single image, it is for training.
 
     Args:
-      num_images: number of images of the class.
-      fraction: fraction for validation.
+      num_images: Number of images of the class.
+      fraction: Fraction for validation.
 
     Returns:
       Which images are for validation, bool [num_images].
@@ -39,11 +39,11 @@ def num_held_out(amount: float, num_examples: int) -> int:
     """Returns the number of images that are held out for tuning.
 
     Args:
-      amount: below 1, the fraction of the images; else their number. 0 holds out none.
-      num_examples: number of training images.
+      amount: Below 1, the fraction of the images; else their number. 0 holds out none.
+      num_examples: Number of training images.
 
     Raises:
-      ValueError: if no image would be left for training or for tuning.
+      ValueError: If no image would be left for training or for tuning.
     """
     count = int(amount) if amount >= 1 else round(amount * num_examples)
     if amount and not 0 < count < num_examples:
@@ -61,9 +61,9 @@ def split_for_tuning(amount: float, num_examples: int, seed: int = 0) -> tuple[I
     the training images.
 
     Args:
-      amount: see `num_held_out`.
-      num_examples: number of training images.
-      seed: the run's seed.
+      amount: See `num_held_out`.
+      num_examples: Number of training images.
+      seed: The run's seed.
 
     Returns:
       The indices for training and those for tuning, int64, ascending.

@@ -21,7 +21,7 @@ def build(builder: Builder, num_classes: int, image_size: int | None) -> keras.M
     Jia et al. print no table of layers, so the widths are those of the original.
 
     Raises:
-      UserError: if the image is too small for the three poolings.
+      UserError: If the image is too small for the three poolings.
     """
     if image_size is None or image_size < _MIN_IMAGE_SIZE:
         raise UserError(

@@ -27,18 +27,18 @@ class Builder:
 
     Attributes:
       precision: `float32`, `mixed_float16` or `mixed_bfloat16`. Variables are FP32 in all three.
-      initializer: see `convolution_initializer`.
-      zero_last_gamma: whether the last normalization scale of each residual block starts at 0 (Lu
+      initializer: See `convolution_initializer`.
+      zero_last_gamma: Whether the last normalization scale of each residual block starts at 0 (Lu
         et al. §2.2.3) instead of 1.
       batch_norm: `last`, `moving` or `precise` (see `normalization.BatchNormalization`).
-      batch_norm_epsilon: added to the variance.
-      seed: seed of the initial weights. Each layer draws from its own stream (see `layer_seed`).
+      batch_norm_epsilon: Added to the variance.
+      seed: Seed of the initial weights. Each layer draws from its own stream (see `layer_seed`).
       sync_allreduce: `(tensor, name) -> sum over ranks`. If set, training normalizes over the
         batches of these ranks.
-      virtual_gpus: equal parts of a training batch, each of which is normalized by itself.
-      blurpool: whether to blur before strides (see `layers.BlurPool`); only for ResNets.
-      initial_bias: initial score of every class, before the classifier's weights act.
-      jit_stem: whether normalization, ReLU and max pooling of a ResNet's stem are one layer, which
+      virtual_gpus: Equal parts of a training batch, each of which is normalized by itself.
+      blurpool: Whether to blur before strides (see `layers.BlurPool`); only for ResNets.
+      initial_bias: Initial score of every class, before the classifier's weights act.
+      jit_stem: Whether normalization, ReLU and max pooling of a ResNet's stem are one layer, which
         is one XLA program on a GPU (see `models.stem_program`).
     """
 
@@ -76,11 +76,11 @@ class Builder:
 
         Args:
           x: [b, h, w, c].
-          filters: output channels.
-          kernel: side of the kernel in pixels.
-          stride: pixels.
-          pad: pixels of zeros on each side; None for half the kernel.
-          name: name of the layer.
+          filters: Output channels.
+          kernel: Side of the kernel in pixels.
+          stride: Pixels.
+          pad: Pixels of zeros on each side; None for half the kernel.
+          name: Name of the layer.
         """
         if self.blurpool and stride > 1 and x.shape[-1] > _IMAGE_CHANNELS:
             blur_stride = 1
@@ -121,9 +121,9 @@ class Builder:
 
         Args:
           x: [b, h, w, c].
-          name: name of the layer.
-          last: whether it is the last one of a residual block.
-          layer: class of the layer; that of `fused_layers` does more than to normalize.
+          name: Name of the layer.
+          last: Whether it is the last one of a residual block.
+          layer: Class of the layer; that of `fused_layers` does more than to normalize.
         """
         gamma = "zeros" if last and self.zero_last_gamma else "ones"
         return layer(
@@ -202,8 +202,8 @@ def convolution_initializer(kind: str, seed: int, layer: str) -> keras.initializ
       kind: `kaiming` for N(0, 2 / fan_in), not truncated (He et al. 2015); `xavier` for a uniform
         distribution with variance 2 / (fan_in + fan_out) (Glorot and Bengio 2010); `gaussian` for
         N(0, 1), as Lu et al. print it.
-      seed: seed of the run.
-      layer: name of the layer.
+      seed: Seed of the run.
+      layer: Name of the layer.
     """
     stream = layer_seed(seed, layer)
     if kind == "kaiming":

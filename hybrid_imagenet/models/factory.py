@@ -30,22 +30,22 @@ def create(
     """Builds a network that maps images to class scores.
 
     Args:
-      name: one of `NAMES`; or keras:NAME for a network of keras.applications, one of
+      name: One of `NAMES`; or keras:NAME for a network of keras.applications, one of
         `keras_families.NAMES`; or a user's function as MODULE:FUNCTION, which is called with
         `num_classes` and `image_size`. Of all other arguments, only `precision` and `seed` affect
         the last two.
-      num_classes: number of class scores.
-      image_size: side of the square input in pixels; None builds a ResNet that accepts any size.
-      width: channels of a ResNet's first stage; each later one has twice as many as the one before.
-      stem: of a ResNet, one of `models.depths.STEMS`.
-      settings: attributes of `blocks.Builder`.
+      num_classes: Number of class scores.
+      image_size: Side of the square input in pixels; None builds a ResNet that accepts any size.
+      width: Channels of a ResNet's first stage; each later one has twice as many as the one before.
+      stem: Stem of a ResNet, one of `models.depths.STEMS`.
+      settings: Attributes of `blocks.Builder`.
 
     Returns:
       A functional model from [b, image_size, image_size, 3], normalized, in the compute type of
       `precision`, to FP32 logits [b, num_classes].
 
     Raises:
-      UserError: if name, precision or stem does not exist, or the image is too small for the
+      UserError: If name, precision or stem does not exist, or the image is too small for the
         network.
     """
     builder = Builder(**settings)

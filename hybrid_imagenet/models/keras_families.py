@@ -17,12 +17,12 @@ class KerasFamily:
     """Networks of one module of keras.applications.
 
     Attributes:
-      module: name of the module, which has the family's `preprocess_input`.
-      names: functions of keras.applications.
-      input_range: pixels as the networks take them, see `keras_network.prepare_images`: `caffe`,
+      module: Name of the module, which has the family's `preprocess_input`.
+      names: Functions of keras.applications.
+      input_range: Pixels as the networks take them, see `keras_network.prepare_images`: `caffe`,
         `tf` or `torch`, the modes of Keras's `preprocess_input`; `pixels`, 0 to 255, for networks
         that begin with their own preprocessing; `efficientnet`.
-      min_image_size: the smallest side of an image in pixels that Keras accepts.
+      min_image_size: The smallest side of an image in pixels that Keras accepts.
     """
 
     module: str
@@ -85,7 +85,7 @@ def family_of(model: str) -> KerasFamily:
     """Returns the family of keras:NAME.
 
     Raises:
-      UserError: if keras.applications has no network with this name.
+      UserError: If keras.applications has no network with this name.
     """
     name = model.removeprefix(PREFIX)
     if name in _FAMILY_BY_NAME:

@@ -24,17 +24,17 @@ def create(model: str, num_classes: int, image_size: int | None, builder: Builde
     input that the network's family was designed for.
 
     Args:
-      model: keras:NAME, one of `keras_families.NAMES`.
-      num_classes: number of class scores.
-      image_size: side of the input in pixels.
-      builder: its precision is Keras's dtype policy during the call, and its seed the global seed.
+      model: `keras:NAME`, one of `keras_families.NAMES`.
+      num_classes: Number of class scores.
+      image_size: Side of the input in pixels.
+      builder: Its precision is Keras's dtype policy during the call, and its seed the global seed.
 
     Returns:
       A functional model from images [b, image_size, image_size, 3], normalized as for ImageNet, to
       FP32 logits [b, num_classes].
 
     Raises:
-      UserError: if the name does not exist, here or in the installed Keras, or the image is too
+      UserError: If the name does not exist, here or in the installed Keras, or the image is too
         small.
     """
     family = keras_families.family_of(model)

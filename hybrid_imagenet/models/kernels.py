@@ -44,8 +44,8 @@ def conv2d(images: tf.Tensor, kernel: tf.Tensor, stride: int, pad: int) -> tf.Te
     Args:
       images: [b, h, w, c].
       kernel: [k, k, c, f], in the type of the images.
-      stride: pixels, the same for height and width.
-      pad: pixels of zeros on each of the four sides.
+      stride: Pixels, the same for height and width.
+      pad: Pixels of zeros on each of the four sides.
 
     Returns:
       [b, (h + 2 pad - k) // stride + 1, (w + 2 pad - k) // stride + 1, f].
@@ -87,9 +87,9 @@ def max_pool(images: tf.Tensor, size: int, stride: int, pad: int) -> tf.Tensor:
 
     Args:
       images: [b, h, w, c], not negative.
-      size: side of the window in pixels.
-      stride: pixels, the same for height and width.
-      pad: pixels on each of the four sides.
+      size: Side of the window in pixels.
+      stride: Pixels, the same for height and width.
+      pad: Pixels on each of the four sides.
     """
     # XLA cannot compile pooling with explicit padding.
     if not has_gpu() or private_api.is_compiled_by_xla():
@@ -208,7 +208,8 @@ def _kernel_gradient_3x3(padded: tf.Tensor, dy: tf.Tensor, stride: int) -> tf.Te
     It is the sum of x[b, stride i + r, stride j + s, c] dy[b, i, j, f] over b, i and j.
 
     Args:
-      padded: x, [b, stride h + 2, stride w + 2, c], the input with one pixel of zeros around it.
+      padded: Input x, [b, stride h + 2, stride w + 2, c], the input with one pixel of zeros around
+        it.
       dy: [b, h, w, f].
       stride: 1 or 2.
 
@@ -240,7 +241,7 @@ def fused_kernel_casts(
     respect to these slices: they do not reach the variables.
 
     Args:
-      kernels: variables with the compute type of their layers; may be empty.
+      kernels: Variables with the compute type of their layers; may be empty.
 
     Yields:
       The slices, by the identity (`id`) of the variable.

@@ -20,10 +20,10 @@ class Conv2D(keras.layers.Conv2D):
     """Convolves [b, h, w, c] with a square kernel.
 
     Args:
-      filters: number of output channels.
-      kernel_size: pixels, the same for height and width.
-      pad: pixels of zeros on each side; replaces `padding`.
-      kwargs: arguments of keras.layers.Conv2D. Strides must be the same for height and width.
+      filters: Number of output channels.
+      kernel_size: Pixels, the same for height and width.
+      pad: Pixels of zeros on each side; replaces `padding`.
+      kwargs: Arguments of keras.layers.Conv2D. Strides must be the same for height and width.
     """
 
     def __init__(self, filters: int, kernel_size: Any, *, pad: int = 0, **kwargs: Any) -> None:
@@ -71,10 +71,10 @@ class MaxPool2D(keras.layers.Layer):
     The reference networks pad by minus infinity. After a ReLU zeros give the same maxima.
 
     Args:
-      pool_size: side of the window in pixels.
-      strides: pixels, the same for height and width.
-      pad: pixels of zeros on each side.
-      kwargs: arguments of keras.layers.Layer.
+      pool_size: Side of the window in pixels.
+      strides: Pixels, the same for height and width.
+      pad: Pixels of zeros on each side.
+      kwargs: Arguments of keras.layers.Layer.
     """
 
     def __init__(self, pool_size: int, strides: int, pad: int = 0, **kwargs: Any) -> None:
@@ -116,8 +116,8 @@ class BlurPool(keras.layers.Layer):
       Zhang, arXiv 1904.11486, section 3.2.
 
     Args:
-      strides: pixels, the same for height and width.
-      kwargs: arguments of keras.layers.Layer.
+      strides: Pixels, the same for height and width.
+      kwargs: Arguments of keras.layers.Layer.
     """
 
     def __init__(self, strides: int, **kwargs: Any) -> None:

@@ -19,8 +19,8 @@ def second_moment(mean: Any, variance: Any, xp: Any = np) -> Any:
 
     Args:
       mean: E[x], an array or tensor of any shape.
-      variance: biased variance, of the same shape.
-      xp: module with the operations: numpy for arrays, tensorflow for tensors.
+      variance: Biased variance, of the same shape.
+      xp: Module with the operations: numpy for arrays, tensorflow for tensors.
     """
     return variance + xp.square(mean)
 
@@ -31,6 +31,6 @@ def biased_variance(mean: Any, square: Any, xp: Any = np) -> Any:
     Args:
       mean: E[x], an array or tensor of any shape.
       square: E[x^2], of the same shape.
-      xp: module with the operations: numpy for arrays, tensorflow for tensors.
+      xp: Module with the operations: numpy for arrays, tensorflow for tensors.
     """
     return xp.maximum(square - xp.square(mean), 0.0)

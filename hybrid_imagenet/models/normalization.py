@@ -60,19 +60,19 @@ class BatchNormalization(keras.layers.BatchNormalization):
     With `trainable` off, training uses the stored statistics and does not change them.
 
     Args:
-      mode: see above.
-      momentum: decay of the moving average.
-      epsilon: added to the variance.
+      mode: See above.
+      momentum: Decay of the moving average.
+      epsilon: Added to the variance.
       allreduce: `(tensor, name) -> sum over ranks`. If set, mean and mean of squares cover the
         batches of these ranks, which may be all (Mikami et al.) or a group, and gradients flow
         through the sums. It is not part of the layer's configuration, so a reloaded layer
         normalizes each rank's batch by itself.
-      virtual_gpus: number of virtual GPUs (--virtual_gpus) whose batches a training batch consists
+      virtual_gpus: Number of virtual GPUs (--virtual_gpus) whose batches a training batch consists
         of, one after the other. Each is normalized by itself and has its own moving average. The
         stored statistics are merged over them. Not part of the configuration either.
 
     Attributes:
-      deviations: distance of each virtual GPU's moving mean and moving variance from the stored
+      deviations: Distance of each virtual GPU's moving mean and moving variance from the stored
         statistics, FP32 [2, virtual_gpus, c]; 0 after `merge_virtual_gpus`. None if there are no
         such moving averages.
     """
@@ -129,7 +129,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
 
         Args:
           mean: FP32 [c].
-          variance: biased, FP32 [c].
+          variance: Biased, FP32 [c].
         """
         _record(_BatchStatistics(self, mean, variance))
 
@@ -186,7 +186,7 @@ class _BatchStatistics:
     """Holds the statistics of a layer's batch.
 
     Attributes:
-      layer: the layer.
+      layer: The layer.
       mean: FP32 [c].
       variance: FP32 [c]; biased, or unbiased if there is a factor.
       bessel_factor: (n - 1) / n, a scalar by which `variance` becomes the biased variance; None if
@@ -265,7 +265,7 @@ def merge_statistics(means: tf.Tensor, variances: tf.Tensor) -> tuple[tf.Tensor,
 
     Args:
       means: [groups, c].
-      variances: biased, [groups, c].
+      variances: Biased, [groups, c].
 
     Returns:
       Mean and biased variance over all groups, [c].
@@ -366,12 +366,12 @@ def normalize_over_ranks(
     for inputs whose mean is 345 standard deviations.
 
     Args:
-      inputs: activations [b, h, w, c] in any float type.
+      inputs: Activations [b, h, w, c] in any float type.
       scale: FP32 [c].
       offset: FP32 [c].
-      epsilon: added to the variance.
+      epsilon: Added to the variance.
       allreduce: `(tensor, name) -> sum over the ranks of the group`.
-      name: unique per layer, the same on all ranks.
+      name: Unique per layer, the same on all ranks.
       mask: FP32 [b, h, w, 1], 1 for positions that count and 0 for others, which are normalized but
         do not change mean and variance; None if all count. A rank may have none that count.
 
@@ -462,11 +462,11 @@ def input_gradient(
     """Returns the gradient of the inputs of a normalization, in FP32.
 
     Args:
-      dy: gradient of the scaled and shifted values, FP32.
-      xhat: normalized values, in the shape of `dy`.
-      factor: scale over standard deviation, FP32 [c].
-      dy_mean: mean of dy, FP32 [c].
-      product_mean: mean of dy * xhat, FP32 [c].
+      dy: Gradient of the scaled and shifted values, FP32.
+      xhat: Normalized values, in the shape of `dy`.
+      factor: Scale over standard deviation, FP32 [c].
+      dy_mean: Mean of dy, FP32 [c].
+      product_mean: Mean of dy * xhat, FP32 [c].
     """
     return factor * (dy - dy_mean - xhat * product_mean)
 
@@ -509,11 +509,11 @@ def normalize_per_virtual_gpu(
     virtual GPUs.
 
     Args:
-      inputs: activations [virtual_gpus * b, h, w, c] in any float type.
+      inputs: Activations [virtual_gpus * b, h, w, c] in any float type.
       scale: FP32 [c].
       offset: FP32 [c].
-      epsilon: added to the variance.
-      virtual_gpus: number of parts.
+      epsilon: Added to the variance.
+      virtual_gpus: Number of parts.
 
     Returns:
       Outputs in the type of the inputs, means and biased variances (FP32 [virtual_gpus, c]).

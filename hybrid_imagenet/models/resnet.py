@@ -29,11 +29,11 @@ def build(
     """Builds a network from [b, image_size, image_size, 3] to logits [b, num_classes].
 
     Args:
-      builder: adds the layers.
-      name: a key of `models.depths.DEPTHS`.
-      num_classes: number of logits.
-      image_size: side of the input in pixels; None accepts any.
-      width: channels of the first stage; each later stage has twice as many as the one before.
+      builder: Adds the layers.
+      name: A key of `models.depths.DEPTHS`.
+      num_classes: Number of logits.
+      image_size: Side of the input in pixels; None accepts any.
+      width: Channels of the first stage; each later stage has twice as many as the one before.
       stem: `imagenet` for 7x7 with stride 2 and a pooling; `3x3` and `3x3_stride2` for a 3x3
         convolution, for small images (He et al. 2015, 4.2).
     """

@@ -34,10 +34,10 @@ def normalize_relu_max_pool(
     window are equal, the first gets the gradient, as with TensorFlow's operation.
 
     Args:
-      inputs: activations [b, h, w, c] in any float type, of static shape; h and w are even.
+      inputs: Activations [b, h, w, c] in any float type, of static shape; h and w are even.
       scale: FP32 [c].
       offset: FP32 [c].
-      epsilon: added to the variance.
+      epsilon: Added to the variance.
 
     Returns:
       Outputs [b, h / 2, w / 2, c] in the type of the inputs, mean and biased variance (FP32 [c]).

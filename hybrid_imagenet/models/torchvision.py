@@ -54,14 +54,14 @@ def read(path: Path, log: Callable[[str], object]) -> tuple[str, dict[str, np.nd
     """Reads a file.
 
     Args:
-      path: a .safetensors or .pth file.
-      log: receives a line if no config.json next to the file names the network.
+      path: A .safetensors or .pth file.
+      log: Receives a line if no config.json next to the file names the network.
 
     Returns:
       Name of the network, and weights by path of the Keras variable.
 
     Raises:
-      UserError: if the file cannot be read, or holds another network. The message names the first
+      UserError: If the file cannot be read, or holds another network. The message names the first
         difference.
     """
     is_named = _check_architecture(path)
@@ -96,7 +96,7 @@ def _check_architecture(path: Path) -> bool:
       Whether there is such a file and it names a plain ResNet.
 
     Raises:
-      UserError: if the file names another architecture.
+      UserError: If the file names another architecture.
     """
     try:
         config = json.loads((path.parent / "config.json").read_text(encoding="utf-8"))

@@ -29,16 +29,16 @@ def create(target: str, num_classes: int, image_size: int | None, builder: Build
 
     Args:
       target: MODULE:FUNCTION; the module must be importable.
-      num_classes: number of class scores.
-      image_size: side of the input in pixels.
-      builder: its precision is Keras's dtype policy during the call, and its seed the global seed.
+      num_classes: Number of class scores.
+      image_size: Side of the input in pixels.
+      builder: Its precision is Keras's dtype policy during the call, and its seed the global seed.
 
     Returns:
       The Keras model of the function, from images [b, image_size, image_size, 3], normalized as for
       ImageNet, to logits [b, num_classes]. Logits of another type are cast to FP32.
 
     Raises:
-      UserError: if there is no such function, it does not take these arguments, fails, or returns
+      UserError: If there is no such function, it does not take these arguments, fails, or returns
         a model that cannot be trained.
     """
     function = _import_function(target)
@@ -57,16 +57,16 @@ def build_checked(
     """Calls a function that builds a network, and checks its result as `create` does.
 
     Args:
-      target: the value of --model, for messages.
-      function: takes `num_classes` and `image_size`, and returns a Keras model.
-      num_classes: see `create`.
-      image_size: see `create`.
-      builder: see `create`.
-      earlier_layers: number of unnamed layers that the function may use without building them, by
+      target: The value of --model, for messages.
+      function: Takes `num_classes` and `image_size`, and returns a Keras model.
+      num_classes: See `create`.
+      image_size: See `create`.
+      builder: See `create`.
+      earlier_layers: Number of unnamed layers that the function may use without building them, by
         automatic name; None for none.
 
     Raises:
-      UserError: see `create`.
+      UserError: See `create`.
     """
     model = _call(target, function, num_classes, image_size, builder, earlier_layers or {})
     outputs = getattr(model, "outputs", None) if isinstance(model, keras.Model) else None

@@ -27,15 +27,15 @@ def create(optimizer: str, **arguments: Any) -> GroupedOptimizer:
     """Creates an optimizer by its name.
 
     Args:
-      optimizer: one of `NAMES`.
-      **arguments: arguments of its class.
+      optimizer: One of `NAMES`.
+      **arguments: Arguments of its class.
 
     Returns:
       The optimizer, for `hi.DistributedOptimizer`.
 
     Raises:
-      ValueError: for an unknown name, or a value that is outside its bounds.
-      TypeError: for an argument that the class does not have.
+      ValueError: For an unknown name, or a value that is outside its bounds.
+      TypeError: For an argument that the class does not have.
     """
     if optimizer not in OPTIMIZERS:
         raise ValueError(f"optimizer={optimizer}: choose one of {', '.join(NAMES)}")

@@ -46,20 +46,20 @@ class AdaBound(GroupedOptimizer):
       optimizer = hi.DistributedOptimizer(hi.optimizers.AdaBound(0.001, final_lr=0.1))
 
     Args:
-      learning_rate: lr, learning rate of Adam, unless a schedule sets it (default: 0.001).
-      weight_decay: coefficient of L2 regularization (default: 0.0).
-      decay_all: whether biases and normalization parameters decay too (default: False).
-      global_clipnorm: largest norm of the gradient of all weights together, averaged over ranks.
+      learning_rate: Learning rate lr of Adam, unless a schedule sets it (default: 0.001).
+      weight_decay: Coefficient of L2 regularization (default: 0.0).
+      decay_all: Whether biases and normalization parameters decay too (default: False).
+      global_clipnorm: Largest norm of the gradient of all weights together, averaged over ranks.
         Larger gradients are scaled down to it (default: None, no clipping).
-      name: name of the optimizer (default: "", as for --optimizer).
-      final_lr: learning rate of SGD at which the bounds close, at the peak of lr (default: 0.1).
-      gamma: how fast the bounds close, per update (default: 0.001).
-      beta1: b1, decay of the first moment (default: 0.9).
-      beta2: b2, decay of the second moment (default: 0.999).
-      eps: added to sqrt(v) (default: 1e-08).
+      name: Name of the optimizer (default: "", as for --optimizer).
+      final_lr: Learning rate of SGD at which the bounds close, at the peak of lr (default: 0.1).
+      gamma: How fast the bounds close, per update (default: 0.001).
+      beta1: Decay b1 of the first moment (default: 0.9).
+      beta2: Decay b2 of the second moment (default: 0.999).
+      eps: Added to sqrt(v) (default: 1e-08).
 
     Raises:
-      ValueError: if a value is outside its bounds, or the learning rate is not a number.
+      ValueError: If a value is outside its bounds, or the learning rate is not a number.
 
     Reference:
       Luo et al., ICLR 2019, algorithm 2.

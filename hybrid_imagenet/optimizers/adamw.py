@@ -39,20 +39,20 @@ class AdamW(GroupedOptimizer):
       optimizer = hi.DistributedOptimizer(hi.optimizers.AdamW(0.001, weight_decay=0.05))
 
     Args:
-      learning_rate: lr, unless a schedule sets it (default: 0.001).
-      weight_decay: part of the weights that each update subtracts, times the learning rate
+      learning_rate: Learning rate lr, unless a schedule sets it (default: 0.001).
+      weight_decay: Part of the weights that each update subtracts, times the learning rate
         (default: 0.004).
-      decay_all: whether biases and normalization parameters decay too (default: False).
-      global_clipnorm: largest norm of the gradient of all weights together, averaged over ranks.
+      decay_all: Whether biases and normalization parameters decay too (default: False).
+      global_clipnorm: Largest norm of the gradient of all weights together, averaged over ranks.
         Larger gradients are scaled down to it (default: None, no clipping).
-      name: name of the optimizer (default: "", as for --optimizer).
-      beta1: b1, decay of the first moment (default: 0.9).
-      beta2: b2, decay of the second moment; 0.95 follows gradients that change faster
+      name: Name of the optimizer (default: "", as for --optimizer).
+      beta1: Decay b1 of the first moment (default: 0.9).
+      beta2: Decay b2 of the second moment; 0.95 follows gradients that change faster
         (default: 0.999).
-      eps: added to sqrt(v) (default: 1e-07).
+      eps: Added to sqrt(v) (default: 1e-07).
 
     Raises:
-      ValueError: if a value is outside its bounds, or the learning rate is not a number.
+      ValueError: If a value is outside its bounds, or the learning rate is not a number.
 
     Reference:
       Loshchilov, Hutter, arXiv 1711.05101, algorithm 2.

@@ -107,11 +107,11 @@ def communication_settings(allreduce: str, options: Mapping[str, Any]) -> Commun
     """Returns how gradients are exchanged.
 
     Args:
-      allreduce: name of the algorithm.
+      allreduce: Name of the algorithm.
       options: `fusion_threshold_mb`, and options of the algorithm.
 
     Raises:
-      UserError: for an argument or a value that does not exist.
+      UserError: For an argument or a value that does not exist.
     """
     algorithm_options = set()
     for algorithm in ALGORITHMS.values():
@@ -136,8 +136,8 @@ def inner_optimizer(inner: Any) -> keras.optimizers.Optimizer:
     """Returns the inner optimizer, which is passed as such or by its name in Keras.
 
     Raises:
-      UserError: if it cannot be wrapped.
-      ValueError: for a name that is not an optimizer of Keras.
+      UserError: If it cannot be wrapped.
+      ValueError: For a name that is not an optimizer of Keras.
     """
     if isinstance(inner, str):
         inner = keras.optimizers.get(inner)

@@ -28,8 +28,9 @@ class WeightAverage:
       callbacks = [*hi.callbacks.default_callbacks(), hi.callbacks.SwapAveragedWeights(average)]
 
     Args:
-      decay: d after the ramp, below 1; the average reaches back over about 1 / (1 - decay) updates.
-      every: k, number of updates of the weights per update of the average (default: 1).
+      decay: Decay d after the ramp, below 1; the average reaches back over about 1 / (1 - decay)
+        updates.
+      every: Number k of updates of the weights per update of the average (default: 1).
 
     Reference:
       Polyak, Juditsky, SIAM J. Control 30, 1992; Szegedy et al., arXiv 1512.00567, 8.

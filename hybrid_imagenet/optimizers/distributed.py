@@ -69,36 +69,36 @@ class DistributedOptimizer(KerasProtocol):
       model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
 
     Args:
-      inner: the optimizer: one of `hybrid_imagenet.optimizers` or of `keras.optimizers`, new and
+      inner: The optimizer: one of `hybrid_imagenet.optimizers` or of `keras.optimizers`, new and
         without a loss scale; or the name of one of Keras's.
-      compression: type in which gradients are sent: "fp16", "bf16", "none" (FP32), or "auto", which
+      compression: Type in which gradients are sent: "fp16", "bf16", "none" (FP32), or "auto", which
         is "fp16" for a model that computes in FP16 and "none" for others (default: "auto").
-      allreduce: algorithm that sums gradients: "ring", "torus", "hierarchical", "masters" or
+      allreduce: Algorithm that sums gradients: "ring", "torus", "hierarchical", "masters" or
         "size_switched" (docs/communication.md) (default: "ring").
       loss_scale: "dynamic", a positive number, of which 1 does not scale, or "auto", which is
         "dynamic" if gradients are computed or sent in FP16, and 1 for others (default: "auto").
-      schedule: sets learning rate and other values before each step, through a callback of
+      schedule: Sets learning rate and other values before each step, through a callback of
         `hi.callbacks.default_callbacks()`. One of `hi.schedules`, or a function
         `(start, end, global_batch) -> {"learning_rate": ...}` of fractional epochs (default: None,
         the values of the inner optimizer).
-      gradient_accumulation_steps: micro-batches per update, 2 or more. Their gradients are averaged
+      gradient_accumulation_steps: Micro-batches per update, 2 or more. Their gradients are averaged
         on each rank and reduced once (default: None, the argument of this name of the inner
         optimizer, which it then no longer uses).
-      name: name of the optimizer (default: None, a new name).
-      communicator: ranks that are connected already, with their own `compression` and `allreduce`
+      name: Name of the optimizer (default: None, a new name).
+      communicator: Ranks that are connected already, with their own `compression` and `allreduce`
         (default: None, the ranks of `hi.init`, which are connected at the first step).
-      average: moving average of the weights, for optimizers of this package (default: None, no
+      average: Moving average of the weights, for optimizers of this package (default: None, no
         average).
-      packed: whether to update all variables as one vector, for optimizers of this package
+      packed: Whether to update all variables as one vector, for optimizers of this package
         (default: None, if there is a GPU).
       **communication: `fusion_threshold_mb`, size in MiB at which a bucket of gradients is sent,
         16 by default; and options of the algorithm: `torus_grid`, such as "2x4", and
         `size_switch_kb`, in KiB.
 
     Raises:
-      UserError: for an argument or a value that does not exist, settings other than an earlier
+      UserError: For an argument or a value that does not exist, settings other than an earlier
         optimizer's, or an inner optimizer that scales the loss itself or has been used already.
-      ValueError: for a name that is not an optimizer of Keras.
+      ValueError: For a name that is not an optimizer of Keras.
 
     Reference:
       Lu et al. §2.2; Micikevicius et al., arXiv 1710.03740, for the loss scale.
@@ -159,7 +159,7 @@ class DistributedOptimizer(KerasProtocol):
         scale.
 
         Raises:
-          UserError: on several ranks, for a loss of several values. A tape would add them, so the
+          UserError: On several ranks, for a loss of several values. A tape would add them, so the
             update would depend on how many of them each rank has.
         """
         loss = tf.convert_to_tensor(loss)
@@ -177,15 +177,15 @@ class DistributedOptimizer(KerasProtocol):
         """Averages gradients over ranks and updates the variables, or skips the step on all ranks.
 
         Args:
-          grads: this rank's gradients of `scale_loss(loss)`, one per trainable variable, in any
+          grads: This rank's gradients of `scale_loss(loss)`, one per trainable variable, in any
             floating type; sparse ones are made dense. Without a loss scale they may be those of the
             loss itself.
-          trainable_variables: the variables, needed at the first call only.
+          trainable_variables: The variables, needed at the first call only.
 
         Raises:
-          ValueError: if a variable has no gradient, or the variables are not those of the first
+          ValueError: If a variable has no gradient, or the variables are not those of the first
             call.
-          UserError: if it has no variables, there is a loss scale but the loss was not scaled, the
+          UserError: If it has no variables, there is a loss scale but the loss was not scaled, the
             ranks differ at the start, or XLA compiles this.
         """
         self.build_for(trainable_variables)
@@ -209,7 +209,7 @@ class DistributedOptimizer(KerasProtocol):
         """Adds to the sums of accumulation, or averages over ranks and updates.
 
         Args:
-          grads: gradients of the scaled loss, one per trainable variable.
+          grads: Gradients of the scaled loss, one per trainable variable.
         """
         self._check_first_step()
         if self.micro_batches is None:

@@ -68,10 +68,10 @@ class Prepared(NamedTuple):
 
     Attributes:
       unscale: 1 / loss scale.
-      scaled_decay: coefficient of coupled weight decay times the loss scale, one per variable [n]
+      scaled_decay: Coefficient of coupled weight decay times the loss scale, one per variable [n]
         or per row; None if nothing decays.
-      weight_factor: what decoupled weight decay multiplies the weights by, [n]; None without it.
-      average_rate: how far the average moves to the new weights, 0 to 1; None without an average.
+      weight_factor: What decoupled weight decay multiplies the weights by, [n]; None without it.
+      average_rate: How far the average moves to the new weights, 0 to 1; None without an average.
       terms: What the optimizer's `prepare` returned.
     """
 
@@ -86,11 +86,11 @@ class Outcome(NamedTuple):
     """Values of a step that follow from the square sums of its gradients.
 
     Attributes:
-      is_finite: whether the step is taken, the same on all ranks.
-      loss_scale, loss_scale_counters, step_counters: new values of those in `StepScalars`.
+      is_finite: Whether the step is taken, the same on all ranks.
+      loss_scale, loss_scale_counters, step_counters: New values of those in `StepScalars`.
       gradient_norm: L2 norm of all gradients, unscaled, before clipping.
-      gradient_square_sums: of each gradient, still scaled, [n].
-      trust_ratios: for the log; None if the optimizer has none.
+      gradient_square_sums: Square sum of each gradient, still scaled, [n].
+      trust_ratios: Trust ratios for the log; None if the optimizer has none.
     """
 
     is_finite: tf.Tensor
@@ -141,7 +141,7 @@ class UpdateExecutor(abc.ABC):
         """Takes one step inside a graph, from gradients that are still scaled.
 
         Args:
-          reduced: the gradients.
+          reduced: The gradients.
 
         Returns:
           The square sums of the scaled gradients, float32 [n], and the norm of all unscaled ones.
@@ -181,8 +181,8 @@ class UpdateExecutor(abc.ABC):
         XLA does not compile all of them.
 
         Args:
-          is_finite: whether the step is taken.
-          scalars: of this step, whose variables have not been assigned yet.
+          is_finite: Whether the step is taken.
+          scalars: Scalars of this step, whose variables have not been assigned yet.
         """
         for position, weight in enumerate(private_api.trainable_variables(self._optimizer)):
             if weight.constraint is None:

@@ -75,7 +75,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer, abc.ABC):
         values of the hyperparameters; a schedule may replace them at each step.
 
         Raises:
-          ValueError: if a value is out of its bounds or the learning rate is not a number.
+          ValueError: If a value is out of its bounds or the learning rate is not a number.
         """
         arguments: Any = self.Options(*values, **options)
         _check_arguments(arguments, self.Options)
@@ -179,7 +179,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer, abc.ABC):
           peak: None for a schedule that does not have this attribute, such as a function.
 
         Raises:
-          UserError: if the peak is needed, and neither the schedule nor the constructor has it.
+          UserError: If the peak is needed, and neither the schedule nor the constructor has it.
         """
         self._scheduled_peak = peak
         if peak is None and self.argument_of_peak and not self._learning_rate_was_passed:
@@ -192,7 +192,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer, abc.ABC):
         """Checks a learning rate that a callback, a function or a loop of the user sets.
 
         Raises:
-          UserError: if the value shows that the learning rate of the constructor is not the peak,
+          UserError: If the value shows that the learning rate of the constructor is not the peak,
             and the peak is needed. It is not if the value is larger, or if the constructor has its
             default and another value is set before the first update.
         """
@@ -249,7 +249,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer, abc.ABC):
         """Sets the kind of each trainable variable, in order; by default vectors are biases.
 
         Raises:
-          ValueError: if it is called after a build with a different number of variables.
+          ValueError: If it is called after a build with a different number of variables.
         """
         if self.built and len(kinds) != len(private_api.trainable_variables(self)):
             raise ValueError(
@@ -261,7 +261,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer, abc.ABC):
         """Creates the state: for each slot one float32 variable per trainable variable.
 
         Raises:
-          UserError: for weights that are not float32, or whose kind is not known.
+          UserError: For weights that are not float32, or whose kind is not known.
         """
         if self.built:
             return
@@ -297,7 +297,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer, abc.ABC):
         A step whose gradients are not finite changes nothing.
 
         Raises:
-          ValueError: if a gradient is missing, or the variables are not those that the optimizer
+          ValueError: If a gradient is missing, or the variables are not those that the optimizer
             was built on.
         """
         if trainable_variables is not None:

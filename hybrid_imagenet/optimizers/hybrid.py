@@ -45,18 +45,18 @@ def hybrid_step(
     `continuous`: SGD begins with the velocity u = P m, the last step of the warmup.
 
     Args:
-      w: weights.
-      grad: gradient, in the shape of `w`.
-      m: first moment; after the first step of SGD the velocity.
-      v: second moment.
-      t: applied updates so far, this one included.
-      warms_up: whether this is a step of the first T epochs.
+      w: Weights.
+      grad: Gradient, in the shape of `w`.
+      m: First moment; after the first step of SGD the velocity.
+      v: Second moment.
+      t: Applied updates so far, this one included.
+      warms_up: Whether this is a step of the first T epochs.
       lower: AdaBound's lower bound in this step.
       upper: AdaBound's upper bound in this step; both bounds are P = lr N at T.
-      learning_rate: of SGD in this step, lr N kappa^epoch.
-      momentum: of SGD.
-      handover: in the first step of SGD P, which turns m into the velocity u; then 1.
-      options: the constants.
+      learning_rate: Learning rate of SGD in this step, lr N kappa^epoch.
+      momentum: Momentum of SGD.
+      handover: Handover in the first step of SGD P, which turns m into the velocity u; then 1.
+      options: The constants.
 
     Returns:
       The new w, m and v; in SGD the velocity u instead of m.
@@ -150,31 +150,31 @@ class Hybrid(LayerScaledOptimizer):
       optimizer = hi.DistributedOptimizer(hi.optimizers.Hybrid(), schedule=schedule)
 
     Args:
-      learning_rate: a, unless a schedule sets it (default: 0.1).
-      momentum: momentum of SGD in phase 1, unless a schedule sets it (default: 0.9).
-      weight_decay: coefficient of L2 regularization (default: 0.0).
-      decay_all: whether biases and normalization parameters decay too (default: False).
-      global_clipnorm: largest norm of the gradient of all weights together, averaged over ranks.
+      learning_rate: Learning rate a, unless a schedule sets it (default: 0.1).
+      momentum: Momentum of SGD in phase 1, unless a schedule sets it (default: 0.9).
+      weight_decay: Coefficient of L2 regularization (default: 0.0).
+      decay_all: Whether biases and normalization parameters decay too (default: False).
+      global_clipnorm: Largest norm of the gradient of all weights together, averaged over ranks.
         Larger gradients are scaled down to it (default: None, no clipping).
-      name: name of the optimizer (default: "", as for --optimizer).
-      adabound_lr: alpha, learning rate of Adam inside AdaBound (default: 0.001).
-      adabound_beta1: b1, decay of the first moment (default: 0.9).
-      adabound_beta2: b2, decay of the second moment (default: 0.999).
-      adabound_eps: eps, added to sqrt(v) (default: 1e-08).
-      bias_correction: whether Adam's step is corrected for bias; Lu et al. print no correction
+      name: Name of the optimizer (default: "", as for --optimizer).
+      adabound_lr: Learning rate alpha of Adam inside AdaBound (default: 0.001).
+      adabound_beta1: Decay b1 of the first moment (default: 0.9).
+      adabound_beta2: Decay b2 of the second moment (default: 0.999).
+      adabound_eps: Term eps, added to sqrt(v) (default: 1e-08).
+      bias_correction: Whether Adam's step is corrected for bias; Lu et al. print no correction
         (default: True).
-      handover: how the velocity begins: "continuous", "reset" or "rescale" (default: "continuous").
-      trust_coefficient: eta of LARS (default: None, derived by `fit`).
-      lars_eps: guard of the denominator of LARS's ratio (default: 0.0).
+      handover: How the velocity begins: "continuous", "reset" or "rescale" (default: "continuous").
+      trust_coefficient: Coefficient eta of LARS (default: None, derived by `fit`).
+      lars_eps: Guard of the denominator of LARS's ratio (default: 0.0).
       lars_eps_rule: "add" or "floor", see `hi.optimizers.LARS` (default: "add").
       lars_variant: "you", "larc" or "none", see `hi.optimizers.LARS` (default: "you").
-      decay_in_warmup: whether weights decay in phase 0 too (default: False).
-      decoupled_decay: whether each update subtracts weight_decay * learning rate / its peak times
+      decay_in_warmup: Whether weights decay in phase 0 too (default: False).
+      decoupled_decay: Whether each update subtracts weight_decay * learning rate / its peak times
         the weights, instead of adding decay to the gradient. The peak is that of a schedule of
         `hi.schedules`, or else `learning_rate` (default: False).
 
     Raises:
-      ValueError: if a value is outside its bounds, or the learning rate is not a number.
+      ValueError: If a value is outside its bounds, or the learning rate is not a number.
 
     Reference:
       Lu et al. §2.2.1.

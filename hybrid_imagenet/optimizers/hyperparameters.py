@@ -56,7 +56,7 @@ class Hyperparameters:
         """Sets the named scalars and keeps the others.
 
         Raises:
-          KeyError: for a name that is not in `names`.
+          KeyError: For a name that is not in `names`.
         """
         changed = False
         for name, value in values.items():

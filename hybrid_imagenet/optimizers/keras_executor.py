@@ -37,7 +37,7 @@ class KerasExecutor:
         """Takes one step inside a graph, from the means over ranks of scaled gradients.
 
         Args:
-          reduced: the gradients.
+          reduced: The gradients.
 
         Returns:
           The square sums of the scaled gradients, float32 [n], and the norm of all unscaled ones.

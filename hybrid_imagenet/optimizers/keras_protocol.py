@@ -309,7 +309,7 @@ class KerasProtocol(keras.optimizers.LossScaleOptimizer):
         """Sets all state from the `variables` of another optimizer, or from their values.
 
         Raises:
-          ValueError: before `build`, or if the state belongs to a different kind of optimizer or
+          ValueError: Before `build`, or if the state belongs to a different kind of optimizer or
             model.
         """
         if not self.built:
@@ -355,7 +355,7 @@ class KerasProtocol(keras.optimizers.LossScaleOptimizer):
         """Loads what `save_own_variables` has saved.
 
         Raises:
-          ValueError: if it was saved with a different number of micro-batches.
+          ValueError: If it was saved with a different number of micro-batches.
         """
         # Keras does the same for an optimizer that is not built: the sums are not known yet.
         if self.micro_batches is not None and not self.built:
@@ -409,7 +409,7 @@ class KerasProtocol(keras.optimizers.LossScaleOptimizer):
         """Makes the optimizer again; it connects to no rank before its first step.
 
         Raises:
-          UserError: if another version has saved it.
+          UserError: If another version has saved it.
         """
         config = dict(config)
         check_format(

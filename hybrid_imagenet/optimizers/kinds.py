@@ -64,7 +64,7 @@ def classify_by_rank(variables: Sequence[keras.Variable]) -> list[ParameterKind]
     Matrices and convolutions are kernels, vectors and scalars biases.
 
     Raises:
-      UserError: for a matrix that seems to be a bias or a normalization parameter, by its name.
+      UserError: For a matrix that seems to be a bias or a normalization parameter, by its name.
     """
     for variable in variables:
         if len(variable.shape) > 1 and variable.name.endswith(_NAMES_OF_VECTORS):

@@ -50,20 +50,20 @@ class LAMB(GroupedOptimizer):
       optimizer = hi.DistributedOptimizer(hi.optimizers.LAMB(), schedule=schedule)
 
     Args:
-      learning_rate: lr, relative step of each layer, and learning rate of biases and normalization
-        parameters, unless a schedule sets it (default: 0.01).
-      weight_decay: factor of the weights that is added to Adam's step, before a layer's step is
+      learning_rate: Learning rate lr: the relative step of each layer, and the rate of biases and
+        normalization parameters, unless a schedule sets it (default: 0.01).
+      weight_decay: Factor of the weights that is added to Adam's step, before a layer's step is
         scaled (default: 0.0).
-      decay_all: whether biases and normalization parameters decay too (default: False).
-      global_clipnorm: largest norm of the gradient of all weights together, averaged over ranks.
+      decay_all: Whether biases and normalization parameters decay too (default: False).
+      global_clipnorm: Largest norm of the gradient of all weights together, averaged over ranks.
         Larger gradients are scaled down to it (default: None, no clipping).
-      name: name of the optimizer (default: "", as for --optimizer).
-      beta1: b1, decay of the first moment (default: 0.9).
-      beta2: b2, decay of the second moment (default: 0.999).
-      eps: added to the root of the second moment (default: 1e-06).
+      name: Name of the optimizer (default: "", as for --optimizer).
+      beta1: Decay b1 of the first moment (default: 0.9).
+      beta2: Decay b2 of the second moment (default: 0.999).
+      eps: Added to the root of the second moment (default: 1e-06).
 
     Raises:
-      ValueError: if a value is outside its bounds, or the learning rate is not a number.
+      ValueError: If a value is outside its bounds, or the learning rate is not a number.
 
     Reference:
       You et al., arXiv 1904.00962, algorithm 2.

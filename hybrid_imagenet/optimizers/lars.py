@@ -53,28 +53,28 @@ class LARS(LayerScaledOptimizer):
       optimizer = hi.DistributedOptimizer(hi.optimizers.LARS(), schedule=schedule)
 
     Args:
-      learning_rate: learning rate, unless a schedule sets it (default: 1.0).
-      momentum: m, unless a schedule sets it (default: 0.9).
-      weight_decay: coefficient of L2 regularization (default: 0.0).
-      decay_all: whether biases and normalization parameters decay too (default: False).
-      global_clipnorm: largest norm of the gradient of all weights together, averaged over ranks.
+      learning_rate: Learning rate, unless a schedule sets it (default: 1.0).
+      momentum: Momentum m, unless a schedule sets it (default: 0.9).
+      weight_decay: Coefficient of L2 regularization (default: 0.0).
+      decay_all: Whether biases and normalization parameters decay too (default: False).
+      global_clipnorm: Largest norm of the gradient of all weights together, averaged over ranks.
         Larger gradients are scaled down to it (default: None, no clipping).
-      name: name of the optimizer (default: "", as for --optimizer).
-      trust_coefficient: eta; MLPerf uses 0.001 with learning rates of 7 and more (default: None,
-        derived by `fit`).
-      eps: guard of the ratio's denominator (default: 0.0).
+      name: Name of the optimizer (default: "", as for --optimizer).
+      trust_coefficient: Coefficient eta; MLPerf uses 0.001 with learning rates of 7 and more
+        (default: None, derived by `fit`).
+      eps: Guard of the ratio's denominator (default: 0.0).
       eps_rule: "add" adds eps to the denominator, as MLPerf does; "floor" replaces smaller
         denominators by it, as Mikami et al. do (default: "add").
       variant: "you" scales by the ratio; "larc" scales by min(ratio / lr, 1), so that a layer is
         never faster than lr; "none" is SGD (default: "you").
-      nesterov: whether to use Nesterov's momentum, as MLPerf's reference writes it
+      nesterov: Whether to use Nesterov's momentum, as MLPerf's reference writes it
         (default: False).
-      decoupled_decay: whether each update subtracts weight_decay * learning rate / its peak times
+      decoupled_decay: Whether each update subtracts weight_decay * learning rate / its peak times
         the weights, instead of adding decay to the gradient. The peak is that of a schedule of
         `hi.schedules`, or else `learning_rate` (default: False).
 
     Raises:
-      ValueError: if a value is outside its bounds, or the learning rate is not a number.
+      ValueError: If a value is outside its bounds, or the learning rate is not a number.
 
     Reference:
       You, Gitman, Ginsburg, arXiv 1708.03888, algorithm 1.
@@ -125,7 +125,7 @@ def trust_ratio(
     Args:
       weight_norm: L2 norms |w| of the weights, one per layer.
       gradient_norm: L2 norms |g| of the gradients without weight decay, same shape.
-      trust_coefficient: eta.
+      trust_coefficient: Coefficient eta.
       decay: Coefficient of weight decay; a number, or one per layer.
       eps: Guard of the denominator.
       eps_rule: "add" adds eps to the denominator (MLPerf's reference), "floor" replaces a

@@ -20,8 +20,8 @@ class Packed:
     """Reduced gradients in the buckets in which they were sent.
 
     Attributes:
-      buckets: floating-point vectors; each gradient fills whole rows of `ROW_SIZE` numbers.
-      members: the positions of each bucket's variables, in the order of the vector.
+      buckets: Floating-point vectors; each gradient fills whole rows of `ROW_SIZE` numbers.
+      members: The positions of each bucket's variables, in the order of the vector.
     """
 
     buckets: Sequence[tf.Tensor]
@@ -45,8 +45,8 @@ class Layout:
         """Lays out the variables of these shapes.
 
         Args:
-          shapes: of all n variables.
-          order: their positions in the order of the vector; variables without elements may be
+          shapes: Shapes of all n variables.
+          order: Their positions in the order of the vector; variables without elements may be
             missing.
         """
         self.shapes = [tuple(shape) for shape in shapes]
@@ -89,7 +89,7 @@ class Layout:
 
         Args:
           rows: float32 [rows, ROW_SIZE].
-          unaligned_values: result of the method `unaligned_values`, if it exists already.
+          unaligned_values: Result of the method `unaligned_values`, if it exists already.
         """
         return self._unpack_vector(tf.reshape(rows, [-1]), unaligned_values)
 

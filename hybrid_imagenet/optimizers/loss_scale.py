@@ -23,8 +23,8 @@ def many_skipped_steps(skipped: int, steps: int) -> str | None:
     """Returns a warning if more steps were skipped than a dynamic scale should skip, or None.
 
     Args:
-      skipped: number of steps that were skipped.
-      steps: number of all steps.
+      skipped: Number of steps that were skipped.
+      steps: Number of all steps.
     """
     if skipped <= max(_EXPECTED_SKIPPED_STEPS, _MAX_SKIPPED_FRACTION * steps):
         return None
@@ -53,7 +53,7 @@ class LossScale:
         """Creates the state.
 
         Raises:
-          ValueError: if `initial` or `growth_steps` is not positive.
+          ValueError: If `initial` or `growth_steps` is not positive.
         """
         if initial <= 0 or growth_steps <= 0:
             raise ValueError(
@@ -118,7 +118,7 @@ class LossScale:
         """Accounts for one step.
 
         Args:
-          finite: whether the step is taken, bool scalar, the same on every rank.
+          finite: Whether the step is taken, bool scalar, the same on every rank.
         """
         values = self.next(finite, *(v.value for v in self.variables))
         for variable, value in zip(self.variables, values, strict=True):
@@ -135,8 +135,8 @@ class LossScale:
         """Returns the values of `variables` after a step.
 
         Args:
-          finite: whether the step is taken, bool.
-          scale: factor before the step.
+          finite: Whether the step is taken, bool.
+          scale: Factor before the step.
           good: `good_steps` before the step.
           skipped: `skipped_steps` before the step.
           in_a_row: `skipped_in_a_row` before the step.

@@ -25,7 +25,7 @@ def orthogonalized(matrix: tf.Tensor, steps: int) -> tf.Tensor:
 
     Args:
       matrix: float32 [rows, columns].
-      steps: number of Newton-Schulz steps.
+      steps: Number of Newton-Schulz steps.
     """
     rows, columns = matrix.shape
     x = matrix / (tf.norm(matrix) + 1e-7)
@@ -56,19 +56,19 @@ class Muon(GroupedOptimizer):
       optimizer = hi.DistributedOptimizer(hi.optimizers.Muon(0.02, weight_decay=0.01))
 
     Args:
-      learning_rate: lr, unless a schedule sets it (default: 0.02).
-      momentum: momentum, unless a schedule sets it (default: 0.95).
-      weight_decay: part of the weights that each update subtracts, times the learning rate
+      learning_rate: Learning rate lr, unless a schedule sets it (default: 0.02).
+      momentum: Momentum, unless a schedule sets it (default: 0.95).
+      weight_decay: Part of the weights that each update subtracts, times the learning rate
         (default: 0.0).
-      decay_all: whether biases and normalization parameters decay too (default: False).
-      global_clipnorm: largest norm of the gradient of all weights together, averaged over ranks.
+      decay_all: Whether biases and normalization parameters decay too (default: False).
+      global_clipnorm: Largest norm of the gradient of all weights together, averaged over ranks.
         Larger gradients are scaled down to it (default: None, no clipping).
-      name: name of the optimizer (default: "", as for --optimizer).
-      nesterov: whether to use Nesterov's momentum (default: True).
+      name: Name of the optimizer (default: "", as for --optimizer).
+      nesterov: Whether to use Nesterov's momentum (default: True).
       steps: Newton-Schulz steps in each update (default: 5).
 
     Raises:
-      ValueError: if a value is outside its bounds, or the learning rate is not a number.
+      ValueError: If a value is outside its bounds, or the learning rate is not a number.
 
     Reference:
       Jordan et al., Muon, 2024.

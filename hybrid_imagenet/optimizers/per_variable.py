@@ -44,8 +44,8 @@ class OneVariable:
     """`LayerOperations` of one variable, in a program that serves all variables of its shape.
 
     Attributes:
-      position: of the variable, int32 scalar tensor.
-      example: position of the variable that the program was traced with, which has the same shape
+      position: Position of the variable, int32 scalar tensor.
+      example: Position of the variable that the program was traced with, which has the same shape
         and kind.
     """
 

@@ -33,9 +33,9 @@ class GradientPrecision:
     """How the gradients of one optimizer are sent and scaled.
 
     Attributes:
-      wire_dtype: name of the dtype in which gradients are sent.
-      initial_scale: factor by which the loss is multiplied at first; 1 does not scale.
-      is_scale_dynamic: whether the factor changes, see `LossScale`.
+      wire_dtype: Name of the dtype in which gradients are sent.
+      initial_scale: Factor by which the loss is multiplied at first; 1 does not scale.
+      is_scale_dynamic: Whether the factor changes, see `LossScale`.
     """
 
     wire_dtype: str
@@ -54,8 +54,8 @@ def choose(
     Args:
       compression: "auto", "none", "fp16" or "bf16".
       loss_scale: "auto", "dynamic" or a number.
-      computes_in_float16: whether the model computes gradients in FP16.
-      num_ranks: number of ranks; a single one sends nothing.
+      computes_in_float16: Whether the model computes gradients in FP16.
+      num_ranks: Number of ranks; a single one sends nothing.
 
     Reference:
       Lu et al. §2.2.2; Micikevicius et al., Mixed Precision Training.
@@ -80,8 +80,8 @@ def computes_in_float16(model: keras.Model, variables: Sequence[keras.Variable])
     networks of a GAN, and only the layers that own the variables count.
 
     Args:
-      model: the model to which the variables belong.
-      variables: trainable variables of one optimizer; empty if they are not known.
+      model: The model to which the variables belong.
+      variables: Trainable variables of one optimizer; empty if they are not known.
     """
     layers = [
         layer for layer in private_api.flatten_layers(model) if layer.compute_dtype == "float16"

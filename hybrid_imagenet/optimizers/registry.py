@@ -65,13 +65,13 @@ class Options:
     """The options of every optimizer.
 
     Attributes:
-      learning_rate: the value before a schedule sets another one. In the program it is computed
+      learning_rate: The value before a schedule sets another one. In the program it is computed
         from the flag `OptimizerSpec.rate`.
-      weight_decay: coefficient of coupled L2 decay.
-      decay_all: decay biases and normalization parameters too.
-      global_clipnorm: largest norm of the gradient of all weights together, as in Keras; None for
+      weight_decay: Coefficient of coupled L2 decay.
+      decay_all: Decay biases and normalization parameters too.
+      global_clipnorm: Largest norm of the gradient of all weights together, as in Keras; None for
         no clipping.
-      name: of the optimizer; by default that of its class.
+      name: Name of the optimizer; by default that of its class.
     """
 
     learning_rate: float = 0.1
@@ -126,8 +126,8 @@ class LarsOptions(MomentumOptions):
     """Options of `lars`.
 
     Attributes:
-      trust_coefficient: eta. By default `fit` sets it from the global batch and the peak learning
-        rate, see `optimizers.layer_scaled`.
+      trust_coefficient: Coefficient eta. By default `fit` sets it from the global batch and the
+        peak learning rate, see `optimizers.layer_scaled`.
     """
 
     learning_rate: float = 1.0
@@ -155,11 +155,11 @@ class HybridOptions(MomentumOptions):
     """Options of `hybrid`; those of AdaBound and LARS are prefixed with their names.
 
     Attributes:
-      adabound_beta1: decay of AdaBound's first moment.
-      adabound_beta2: decay of AdaBound's second moment.
-      adabound_eps: added to sqrt(v).
-      trust_coefficient: eta of LARS. By default `fit` sets it from the global batch and the
-        learning rate after the warmup, see `optimizers.layer_scaled`.
+      adabound_beta1: Decay of AdaBound's first moment.
+      adabound_beta2: Decay of AdaBound's second moment.
+      adabound_eps: Added to sqrt(v).
+      trust_coefficient: Coefficient eta of LARS. By default `fit` sets it from the global batch and
+        the learning rate after the warmup, see `optimizers.layer_scaled`.
     """
 
     momentum: float = _momentum(
@@ -213,10 +213,10 @@ class AdaBoundOptions(Options):
     """Options of `adabound`.
 
     Attributes:
-      final_lr: the rate of SGD, at which the bounds close.
-      beta1: decay of the first moment.
-      beta2: decay of the second moment.
-      eps: added to sqrt(v).
+      final_lr: The rate of SGD, at which the bounds close.
+      beta1: Decay of the first moment.
+      beta2: Decay of the second moment.
+      eps: Added to sqrt(v).
     """
 
     learning_rate: float = option(
@@ -237,9 +237,9 @@ class AdamWOptions(Options):
     """Options of `adamw`, with the defaults of `keras.optimizers.AdamW`.
 
     Attributes:
-      beta1: decay of the first moment.
-      beta2: decay of the second moment.
-      eps: added to sqrt(v).
+      beta1: Decay of the first moment.
+      beta2: Decay of the second moment.
+      eps: Added to sqrt(v).
     """
 
     learning_rate: float = 1e-3
@@ -259,10 +259,10 @@ class LambOptions(Options):
     """Options of `lamb`.
 
     Attributes:
-      learning_rate: the relative step of each layer; of biases and normalization, the rate of Adam.
-      beta1: decay of the first moment.
-      beta2: decay of the second moment.
-      eps: added to sqrt(v).
+      learning_rate: The relative step of each layer; of biases and normalization, the rate of Adam.
+      beta1: Decay of the first moment.
+      beta2: Decay of the second moment.
+      eps: Added to sqrt(v).
     """
 
     learning_rate: float = 0.01
@@ -282,7 +282,7 @@ class MuonOptions(MomentumOptions):
 
     Attributes:
       nesterov: Nesterov's momentum.
-      steps: of Newton and Schulz in each update.
+      steps: Steps of Newton and Schulz in each update.
     """
 
     learning_rate: float = 0.02
@@ -303,16 +303,16 @@ class OptimizerSpec:
     """An optimizer.
 
     Attributes:
-      constructor: its class, as module:Class.
-      options: the dataclass of its options.
-      phases: the name of the update rule in each phase of the schedule, as reports show it; with
+      constructor: Its class, as module:Class.
+      options: The dataclass of its options.
+      phases: The name of the update rule in each phase of the schedule, as reports show it; with
         two phases, the first is a warmup with closing bounds.
-      rules: dataclasses of the options of the schedule that a run with this optimizer has too.
-      rate: name of the flag from which the peak learning rate is computed.
-      relative_rate: whether the rate is how far a layer moves in an update, as a part of its norm.
-      weight_decay: of a run without --weight_decay. The classes have Keras's defaults: they decay
-        nothing unless told, but for AdamW.
-      example_rate: the learning rate that an error suggests to a run without --lr, whose default
+      rules: Dataclasses of the options of the schedule that a run with this optimizer has too.
+      rate: Name of the flag from which the peak learning rate is computed.
+      relative_rate: Whether the rate is how far a layer moves in an update, as a part of its norm.
+      weight_decay: Weight decay of a run without --weight_decay. The classes have Keras's defaults:
+        they decay nothing unless told, but for AdamW.
+      example_rate: The learning rate that an error suggests to a run without --lr, whose default
         belongs to SGD; None if the optimizer can train with that default.
     """
 

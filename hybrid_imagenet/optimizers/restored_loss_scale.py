@@ -20,7 +20,7 @@ def restart_if_changed(loss_scale: LossScale, saved: Mapping[str, Any]) -> bool:
     that was meant for a model in FP32. The total of skipped steps stays, because the log shows it.
 
     Args:
-      loss_scale: as this training configures it, with the values of the checkpoint.
+      loss_scale: The scale as this training configures it, with the values of the checkpoint.
       saved: `describe` of the loss scale that the checkpoint has.
 
     Returns:

@@ -26,20 +26,20 @@ class SGD(GroupedOptimizer):
       optimizer = hi.DistributedOptimizer(hi.optimizers.SGD(0.1, weight_decay=1e-4))
 
     Args:
-      learning_rate: learning rate, unless a schedule sets it (default: 0.1).
-      momentum: m, unless a schedule sets it (default: 0.9).
-      weight_decay: coefficient of L2 regularization (default: 0.0).
-      decay_all: whether biases and normalization parameters decay too (default: False).
-      global_clipnorm: largest norm of the gradient of all weights together, averaged over ranks.
+      learning_rate: Learning rate, unless a schedule sets it (default: 0.1).
+      momentum: Momentum m, unless a schedule sets it (default: 0.9).
+      weight_decay: Coefficient of L2 regularization (default: 0.0).
+      decay_all: Whether biases and normalization parameters decay too (default: False).
+      global_clipnorm: Largest norm of the gradient of all weights together, averaged over ranks.
         Larger gradients are scaled down to it (default: None, no clipping).
-      name: name of the optimizer (default: "", as for --optimizer).
-      nesterov: whether to use Nesterov's momentum (default: False).
-      decoupled_decay: whether each update subtracts weight_decay * learning rate / its peak times
+      name: Name of the optimizer (default: "", as for --optimizer).
+      nesterov: Whether to use Nesterov's momentum (default: False).
+      decoupled_decay: Whether each update subtracts weight_decay * learning rate / its peak times
         the weights, instead of adding decay to the gradient. The peak is that of a schedule of
         `hi.schedules`, or else `learning_rate` (default: False).
 
     Raises:
-      ValueError: if a value is outside its bounds, or the learning rate is not a number.
+      ValueError: If a value is outside its bounds, or the learning rate is not a number.
 
     Reference:
       Goyal et al., arXiv 1706.02677; Loshchilov, Hutter, arXiv 1711.05101, for decoupled_decay.

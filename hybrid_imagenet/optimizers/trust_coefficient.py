@@ -26,12 +26,13 @@ def set_trust_coefficient(optimizer: Any, epochs: int, communicator: Communicato
     If rank 0 has restored a coefficient, all ranks use that one. Otherwise rank 0 prints it.
 
     Args:
-      optimizer: of a model, wrapped or not. One without a trust coefficient stays as it is.
-      epochs: the last epoch of `fit`.
-      communicator: connects the ranks.
+      optimizer: Optimizer of a model, wrapped or not. One without a trust coefficient stays as it
+        is.
+      epochs: The last epoch of `fit`.
+      communicator: Connects the ranks.
 
     Raises:
-      SharedError: if the batch size of a rank is not known, or the learning rate is 0 in all steps
+      SharedError: If the batch size of a rank is not known, or the learning rate is 0 in all steps
         in which LARS acts.
     """
     inner = getattr(optimizer, "inner", optimizer)

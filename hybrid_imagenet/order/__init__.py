@@ -46,15 +46,15 @@ class ExactBatchSampler:
           sampler.advance()
 
     Args:
-      num_examples: number of examples in the dataset, at least 1.
-      batch_size: examples per rank and batch, at least 1.
-      rank: number of this process, from 0 (default: 0).
-      size: number of ranks (default: 1).
-      seed: seed of the order, not negative; the same on all ranks (default: 0).
-      shuffle: whether each epoch has a new order; False keeps the stored one (default: True).
+      num_examples: Number of examples in the dataset, at least 1.
+      batch_size: Examples per rank and batch, at least 1.
+      rank: Number of this process, from 0 (default: 0).
+      size: Number of ranks (default: 1).
+      seed: Seed of the order, not negative; the same on all ranks (default: 0).
+      shuffle: Whether each epoch has a new order; False keeps the stored one (default: True).
 
     Raises:
-      UserError: for values outside these ranges.
+      UserError: For values outside these ranges.
     """
 
     # Cursor at the start of the current pass. Only iterators with its `_pass_id` may continue.
@@ -133,7 +133,7 @@ class ExactBatchSampler:
         """Starts a pass at the current state.
 
         Raises:
-          UserError: if the last pass was read to its end, but `advance` was never called. Also
+          UserError: If the last pass was read to its end, but `advance` was never called. Also
             while reading, if another pass or `load_state_dict` has come in between.
         """
         if self._pass_was_read and not self._trained:
@@ -163,7 +163,7 @@ class ExactBatchSampler:
         """Returns this rank's example numbers of a batch of the current pass.
 
         Args:
-          index: number of the batch in the pass, from 0.
+          index: Number of the batch in the pass, from 0.
 
         Returns:
           int64 [batch_size].
@@ -178,10 +178,10 @@ class ExactBatchSampler:
         """Counts batches as trained. Call it after each step.
 
         Args:
-          batches: number of batches that the step used (default: 1).
+          batches: Number of batches that the step used (default: 1).
 
         Raises:
-          UserError: if more batches would be counted than were read in the current pass.
+          UserError: If more batches would be counted than were read in the current pass.
         """
         if not 0 <= batches <= self._read - self._trained:
             raise UserError(
@@ -215,7 +215,7 @@ class ExactBatchSampler:
         cannot show.
 
         Raises:
-          UserError: for a state of another form, or an offset that the dataset does not have.
+          UserError: For a state of another form, or an offset that the dataset does not have.
         """
         try:
             cursor = Cursor(operator.index(state["epoch"]), operator.index(state["offset"]))
@@ -263,17 +263,17 @@ def evaluation_batches(
           correct += (weights * (predictions == labels[examples])).sum()
 
     Args:
-      num_examples: size of the dataset, at least 1.
-      batch_size: examples per rank and batch, at least 1.
-      rank: number of this process, from 0 (default: 0).
-      size: number of ranks (default: 1).
+      num_examples: Size of the dataset, at least 1.
+      batch_size: Examples per rank and batch, at least 1.
+      rank: Number of this process, from 0 (default: 0).
+      size: Number of ranks (default: 1).
 
     Returns:
       Pairs of example numbers (int64 [batch_size]) and weights (float32 [batch_size]). Weights are
       1, or 0 for padding, which has example number 0.
 
     Raises:
-      UserError: for values outside these ranges.
+      UserError: For values outside these ranges.
     """
     _check_rank(batch_size, rank, size)
     if num_examples < 1:
@@ -303,8 +303,8 @@ def keras_dataset(sampler: ExactBatchSampler, load: Callable[[Indices], Any]) ->
       )
 
     Args:
-      sampler: sampler at the state from which `fit` continues.
-      load: function that returns the batch for example numbers int64 [batch_size], in a form that
+      sampler: Sampler at the state from which `fit` continues.
+      load: Function that returns the batch for example numbers int64 [batch_size], in a form that
         `fit` accepts; called by one thread.
 
     Returns:

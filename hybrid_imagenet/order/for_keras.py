@@ -22,9 +22,9 @@ class ExactDataset(keras.utils.PyDataset):
     length of the longest pass, and a shorter pass ends like a dataset that has run out of data.
 
     Attributes:
-      sampler: gives the batches of example numbers.
-      counter: the callback that counts the trained batches; `fit` needs it.
-      has_counter: whether the callback is among those of the running `fit`.
+      sampler: Gives the batches of example numbers.
+      counter: The callback that counts the trained batches; `fit` needs it.
+      has_counter: Whether the callback is among those of the running `fit`.
     """
 
     def __init__(self, sampler: ExactBatchSampler, load: Callable[[Indices], Any]) -> None:
@@ -54,7 +54,7 @@ class ExactDataset(keras.utils.PyDataset):
         """Loads a batch of the current pass.
 
         Raises:
-          UserError: if batches are requested in another order than the sampler's.
+          UserError: If batches are requested in another order than the sampler's.
         """
         if index not in (0, self._next_index):
             raise UserError(
@@ -120,7 +120,7 @@ class _Counter(keras.callbacks.Callback):
         """Checks that `fit` makes as many steps as the sampler has batches.
 
         Raises:
-          UserError: if it does not.
+          UserError: If it does not.
         """
         steps = (self.params or {}).get("steps")
         if steps != self._dataset.sampler.longest:
@@ -141,7 +141,7 @@ class _Counter(keras.callbacks.Callback):
         """Checks that `fit` and the sampler are in the same epoch.
 
         Raises:
-          UserError: if they are not, because the order would be that of another epoch.
+          UserError: If they are not, because the order would be that of another epoch.
         """
         self._trained = 0
         if epoch != self._dataset.sampler.epoch:

@@ -22,8 +22,8 @@ class ShardNote:
     """Describes examples that were divided among ranks.
 
     Attributes:
-      rank: the rank whose part was taken.
-      size: number of parts.
+      rank: The rank whose part was taken.
+      size: Number of parts.
       facts: JSON-ready values by name that must be the same on all ranks. Lists of numbers need to
         be equal only to three digits, because different processors round differently.
     """

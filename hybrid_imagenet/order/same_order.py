@@ -24,7 +24,7 @@ def check_same_order(communicator: Communicator) -> None:
     divided more data than another, such as a validation set that only rank 0 uses.
 
     Raises:
-      SharedError: on all ranks, with a rank whose order differs from that of rank 0, and the facts
+      SharedError: On all ranks, with a rank whose order differs from that of rank 0, and the facts
         that differ.
     """
     if communicator.size == 1:

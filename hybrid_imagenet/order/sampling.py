@@ -31,8 +31,8 @@ class Cursor:
     """Names a position in the stream of examples.
 
     Attributes:
-      epoch: the current epoch, from 0.
-      offset: examples of that epoch that are consumed.
+      epoch: The current epoch, from 0.
+      offset: Examples of that epoch that are consumed.
     """
 
     epoch: int = 0
@@ -47,15 +47,15 @@ class SampleOrder:
     of an epoch is filled from the next epoch, so that every example occurs exactly once per epoch.
 
     Args:
-      num_examples: size of the dataset, at least 1.
-      seed: non-negative seed of the order.
+      num_examples: Size of the dataset, at least 1.
+      seed: Non-negative seed of the order.
       shuffle: False keeps the examples in their stored order.
 
     Attributes:
-      window: number of shards that are mixed at a time; 0 if all examples are mixed.
+      window: Number of shards that are mixed at a time; 0 if all examples are mixed.
 
     Raises:
-      ValueError: for an empty dataset.
+      ValueError: For an empty dataset.
     """
 
     window = 0
@@ -74,10 +74,10 @@ class SampleOrder:
         """Returns a rank's contiguous slice of the next `count` examples.
 
         Args:
-          cursor: the next example.
-          count: examples of all ranks, a multiple of `size`.
-          rank: whose slice.
-          size: number of ranks.
+          cursor: The next example.
+          count: Examples of all ranks, a multiple of `size`.
+          rank: Rank whose slice is returned.
+          size: Number of ranks.
 
         Returns:
           (examples, epochs): int64 [count / size] each. The epochs differ if the batch spans
@@ -104,8 +104,8 @@ class SampleOrder:
         """Returns the number of batches that begin in an epoch.
 
         Args:
-          count: examples per batch.
-          offset: examples of the epoch that are already consumed.
+          count: Examples per batch.
+          offset: Examples of the epoch that are already consumed.
         """
         return -(-(self.num_examples - offset) // count)
 
@@ -117,7 +117,7 @@ class SampleOrder:
         """Returns the example numbers at positions of an epoch's order.
 
         Args:
-          epoch: from 0.
+          epoch: Epoch from 0.
           positions: int64 [k], each in [0, num_examples).
 
         Returns:
@@ -142,11 +142,11 @@ def padded_rank_slice(
     """Returns a rank's batch of one pass in stored order, in which each example counts once.
 
     Args:
-      num_examples: size of the dataset.
-      step: step of the pass, from 0.
-      batch: examples per rank and step.
-      rank: whose batch.
-      size: number of ranks.
+      num_examples: Size of the dataset.
+      step: Step of the pass, from 0.
+      batch: Examples per rank and step.
+      rank: Rank whose batch is returned.
+      size: Number of ranks.
 
     Returns:
       (examples, weights): int64 and float32 [batch]. Weights are 1; padding is example 0 with
@@ -164,8 +164,8 @@ def permute(positions: Indices, count: int, round_keys: npt.NDArray[np.uint64]) 
 
     Args:
       positions: int64 [k].
-      count: size of the permutation.
-      round_keys: from `keys`.
+      count: Size of the permutation.
+      round_keys: Round keys from `keys`.
 
     Returns:
       int64 [k].
@@ -201,9 +201,9 @@ def keys(seed: int, stream: int, count: int = _HALF_ROUNDS) -> npt.NDArray[np.ui
     """Returns 64-bit keys, uint64 [count].
 
     Args:
-      seed: non-negative.
-      stream: number of an independent stream of the seed, such as an epoch.
-      count: number of keys; by default those of `permute`.
+      seed: Non-negative.
+      stream: Number of an independent stream of the seed, such as an epoch.
+      count: Number of keys; by default those of `permute`.
     """
     start = mix(np.array([(seed + _GOLDEN) & _MASK_64_BITS], np.uint64))[0]
     start = mix(np.array([(int(start) + (stream + 1) * _GOLDEN) & _MASK_64_BITS], np.uint64))[0]
@@ -226,9 +226,9 @@ def seeds(seed: int, epochs: Indices, examples: Indices) -> Indices:
     """Returns two 64-bit seeds per example, as a function of only (seed, epoch, example).
 
     Args:
-      seed: non-negative seed of the run.
+      seed: Non-negative seed of the run.
       epochs: int64 [k].
-      examples: example numbers, int64 [k].
+      examples: Example numbers, int64 [k].
 
     Returns:
       int64 [k, 2].
@@ -246,9 +246,9 @@ def uniforms(seed_pairs: Indices, count: int, start: int = 0) -> npt.NDArray[np.
     The device computes the same numbers (`data.device.uniforms`).
 
     Args:
-      seed_pairs: from `seeds`, int64 [k, 2].
-      count: random numbers per example.
-      start: returns numbers start to start + count of each example's stream.
+      seed_pairs: Seed pairs from `seeds`, int64 [k, 2].
+      count: Random numbers per example.
+      start: Returns numbers start to start + count of each example's stream.
 
     Returns:
       float32 [k, count].

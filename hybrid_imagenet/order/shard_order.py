@@ -45,12 +45,12 @@ class ShardOrder(SampleOrder):
     shards, which should hold images of all classes.
 
     Args:
-      shard_sizes: examples in each shard (int [s]); example numbers count through the shards.
-      window: shards that are mixed at a time, at least 1.
-      seed: non-negative seed of the order.
+      shard_sizes: Examples in each shard (int [s]); example numbers count through the shards.
+      window: Shards that are mixed at a time, at least 1.
+      seed: Non-negative seed of the order.
 
     Raises:
-      ValueError: for an empty dataset.
+      ValueError: For an empty dataset.
     """
 
     def __init__(self, shard_sizes: Sequence[int] | Indices, window: int, seed: int = 0):

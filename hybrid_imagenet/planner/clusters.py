@@ -17,9 +17,9 @@ class ComputeTime:
     """Computation time of a ResNet-50 step on one GPU, linear in the batch.
 
     Attributes:
-      fixed_seconds: time per step that does not depend on the batch.
-      seconds_per_image: additional time per image of the batch.
-      source: the publication or measurement that the two numbers are from.
+      fixed_seconds: Time per step that does not depend on the batch.
+      seconds_per_image: Additional time per image of the batch.
+      source: The publication or measurement that the two numbers are from.
     """
 
     fixed_seconds: float
@@ -38,7 +38,7 @@ def fit_compute_time(*measurements: GpuSpeed) -> ComputeTime:
     have the same images per second.
 
     Args:
-      *measurements: speeds of the same GPU at different batches.
+      *measurements: Speeds of the same GPU at different batches.
     """
     first = measurements[0]
     last = measurements[-1]
@@ -58,16 +58,16 @@ class ClusterModel:
     """A cluster as the planner models it.
 
     Attributes:
-      title: description for a reader.
-      gpu: a key of `published.GPUS`.
-      hosts: number of hosts.
+      title: Description for a reader.
+      gpu: A key of `published.GPUS`.
+      hosts: Number of hosts.
       local_size: GPUs per host.
-      inside: link between the GPUs of a host.
-      between: link of a host to the others.
-      compute_times: published computation times by precision (`fp16`, `fp32`). The first one is the
+      inside: Link between the GPUs of a host.
+      between: Link of a host to the others.
+      compute_times: Published computation times by precision (`fp16`, `fp32`). The first one is the
         default precision.
-      per_gpu_batch: default number of images per GPU and step.
-      jitter: wait for the slowest rank, as a fraction of the computation time. 0 if
+      per_gpu_batch: Default number of images per GPU and step.
+      jitter: Wait for the slowest rank, as a fraction of the computation time. 0 if
         `compute_times` include it.
     """
 
@@ -273,12 +273,12 @@ def parse_link(flag: str, text: str, presets: Mapping[str, Link]) -> Link:
     are usable; a bandwidth in GB/s is taken as it is.
 
     Args:
-      flag: name of the flag, for the error message.
-      text: its value.
-      presets: links by name.
+      flag: Name of the flag, for the error message.
+      text: Its value.
+      presets: Links by name.
 
     Raises:
-      UserError: if the text is neither a name nor a bandwidth above 0.
+      UserError: If the text is neither a name nor a bandwidth above 0.
     """
     if text in presets:
         return presets[text]

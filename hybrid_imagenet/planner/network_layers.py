@@ -19,11 +19,11 @@ class _AlexNetConvolution:
     """A convolution of AlexNet.
 
     Attributes:
-      kernel: side of the kernel in pixels.
-      channels: output channels.
-      stride: stride in both directions.
-      padding: pixels added on each side.
-      pool: side of the max-pooling with stride 2 that follows; 0 if there is none.
+      kernel: Side of the kernel in pixels.
+      channels: Output channels.
+      stride: Stride in both directions.
+      padding: Pixels added on each side.
+      pool: Side of the max-pooling with stride 2 that follows; 0 if there is none.
     """
 
     kernel: int
@@ -50,9 +50,9 @@ def layers_of(model: str, image_size: int = 224, classes: int = 1000) -> list[La
     A convolution and the batch normalization after it are one layer.
 
     Args:
-      model: one of `MODELS`.
-      image_size: side of an image in pixels.
-      classes: units of the last layer.
+      model: One of `MODELS`.
+      image_size: Side of an image in pixels.
+      classes: Units of the last layer.
     """
     if model == "alexnet_bn":
         return _alexnet_layers(image_size, classes)
@@ -84,10 +84,10 @@ def _block_layers(model: str, inputs: int, width: int, side: int, stride: int) -
     """Returns the convolutions of a residual block, then its projection, if any.
 
     Args:
-      model: name of the ResNet.
-      inputs: channels that enter the block.
-      width: channels of its 3x3 convolutions.
-      side: side in pixels of the images that enter the block.
+      model: Name of the ResNet.
+      inputs: Channels that enter the block.
+      width: Channels of its 3x3 convolutions.
+      side: Side in pixels of the images that enter the block.
       stride: 1 or 2.
     """
     outputs = _block_outputs(model, width)

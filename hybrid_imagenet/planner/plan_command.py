@@ -73,7 +73,7 @@ def plan_lines(flags: PlannerFlags) -> list[str]:
     It has the speed of one GPU, a table by number of GPUs, and the recommended exchange.
 
     Raises:
-      UserError: if flags contradict each other, or no speed is known.
+      UserError: If flags contradict each other, or no speed is known.
     """
     cluster, gpu_speed, job = planner_flags.resolve(flags)
     rows = _predictions(flags, cluster, job)
@@ -121,10 +121,10 @@ def _host_counts(
     """Returns the numbers of hosts in the table: powers of two and the planned one.
 
     Args:
-      planned_hosts: is always in the table.
+      planned_hosts: Is always in the table.
       local_size: GPUs per host.
-      max_gpus: largest number of GPUs; a larger planned number replaces it.
-      max_gpus_by_epoch: number of GPUs whose global batch is a whole epoch.
+      max_gpus: Largest number of GPUs; a larger planned number replaces it.
+      max_gpus_by_epoch: Number of GPUs whose global batch is a whole epoch.
     """
     limit = min(max(max_gpus, planned_hosts * local_size), max_gpus_by_epoch)
     counts = {planned_hosts}
@@ -224,8 +224,8 @@ def _input_line(images_per_second: float, gpus: int) -> str:
     """Returns the input that a host needs, in bytes and in cores that decode.
 
     Args:
-      images_per_second: speed of all GPUs of the host.
-      gpus: number of GPUs of the host.
+      images_per_second: Speed of all GPUs of the host.
+      gpus: Number of GPUs of the host.
     """
     gigabytes_per_second = 1e-9 * _JPEG_BYTES_PER_IMAGE * images_per_second
     cores = published.decoding_cores(images_per_second)

@@ -98,7 +98,7 @@ def parse(arguments: Sequence[str]) -> PlannerFlags:
     """Parses the command line.
 
     Raises:
-      UserError: one line that names the flag, its value and the remedy.
+      UserError: One line that names the flag, its value and the remedy.
     """
     options = options_of(PlannerFlags)
     texts = parse_arguments(arguments, options)
@@ -111,13 +111,13 @@ class SingleGpuSpeed:
     """The speed of one GPU in the planned training.
 
     Attributes:
-      title: name of the GPU; empty if unknown.
-      per_gpu_batch: images per step.
-      step_seconds: computation time of a step.
-      source: the publication or measurement.
-      measured_alone: whether the GPU ran alone. If it was one of many, `step_seconds` already
+      title: Name of the GPU; empty if unknown.
+      per_gpu_batch: Images per step.
+      step_seconds: Computation time of a step.
+      source: The publication or measurement.
+      measured_alone: Whether the GPU ran alone. If it was one of many, `step_seconds` already
         includes the wait for the slowest rank.
-      note: a line that says which speed --speed=auto has chosen, and how to choose the other one.
+      note: A line that says which speed --speed=auto has chosen, and how to choose the other one.
         Empty without --speed=auto.
     """
 
@@ -133,7 +133,7 @@ def resolve(flags: PlannerFlags) -> tuple[ClusterModel, SingleGpuSpeed, Training
     """Returns the cluster with all overrides, the speed of a GPU, and the training.
 
     Raises:
-      UserError: if flags contradict each other, or no speed is known.
+      UserError: If flags contradict each other, or no speed is known.
     """
     preset = CLUSTERS[flags.cluster]
     inside = preset.inside
@@ -276,12 +276,12 @@ def read_gpu_report(path: str, model: str, per_gpu_batch: int | None) -> SingleG
     """Reads the speed of one GPU from the report.json that `bench gpu` writes.
 
     Args:
-      path: path of the file.
-      model: the planned network.
-      per_gpu_batch: planned images per GPU and step; None takes the report's.
+      path: Path of the file.
+      model: The planned network.
+      per_gpu_batch: Planned images per GPU and step; None takes the report's.
 
     Raises:
-      UserError: if the file cannot be read, or measured another network, batch or image size.
+      UserError: If the file cannot be read, or measured another network, batch or image size.
     """
     try:
         with open(path, encoding="utf-8") as file:

@@ -35,13 +35,13 @@ class TrainingJob:
     """A training, independent of the number of GPUs and the exchange strategy.
 
     Attributes:
-      layers: the network, from input to output.
-      compute_seconds: computation time of one step on one GPU.
-      per_gpu_batch: images per GPU and step.
-      element_bytes: size of a gradient element in the all-reduce.
-      jitter: wait for the slowest rank, as a fraction of `compute_seconds`.
-      images_per_epoch: number of training images.
-      epochs: length of the training.
+      layers: The network, from input to output.
+      compute_seconds: Computation time of one step on one GPU.
+      per_gpu_batch: Images per GPU and step.
+      element_bytes: Size of a gradient element in the all-reduce.
+      jitter: Wait for the slowest rank, as a fraction of `compute_seconds`.
+      images_per_epoch: Number of training images.
+      epochs: Length of the training.
     """
 
     layers: Sequence[Layer]
@@ -58,9 +58,9 @@ class ExchangeStrategy:
     """How gradients are exchanged.
 
     Attributes:
-      algorithm: a value of --allreduce.
-      grid: rows and columns of a torus (--torus_grid); None for other algorithms.
-      fusion_bytes: size of a bucket (--fusion_threshold_mb).
+      algorithm: A value of --allreduce.
+      grid: Rows and columns of a torus (--torus_grid); None for other algorithms.
+      fusion_bytes: Size of a bucket (--fusion_threshold_mb).
     """
 
     algorithm: str
@@ -73,16 +73,16 @@ class Prediction:
     """A predicted training on a number of GPUs: one row of the planner's table.
 
     Attributes:
-      gpus: number of GPUs.
-      strategy: how they exchange gradients.
-      global_batch: images per step over all GPUs.
-      step_seconds: time of a step.
-      communication_seconds: all communication of a step.
-      exposed_seconds: communication of a step that backpropagation does not hide.
-      efficiency: speed of a GPU here, relative to its speed alone.
-      images_per_second: throughput of all GPUs.
-      training_seconds: time for all epochs of the job.
-      target_seconds: time to 75.9 % top-1, if the job needs as many epochs as MLPerf's reference.
+      gpus: Number of GPUs.
+      strategy: How they exchange gradients.
+      global_batch: Images per step over all GPUs.
+      step_seconds: Time of a step.
+      communication_seconds: All communication of a step.
+      exposed_seconds: Communication of a step that backpropagation does not hide.
+      efficiency: Speed of a GPU here, relative to its speed alone.
+      images_per_second: Throughput of all GPUs.
+      training_seconds: Time for all epochs of the job.
+      target_seconds: Time to 75.9 % top-1, if the job needs as many epochs as MLPerf's reference.
         None if the reference has no value for the batch.
     """
 

@@ -21,12 +21,12 @@ class Recipe:
     """A published method.
 
     Attributes:
-      name: value of --recipe.
-      summary: the method in a few words.
-      source: paper and sections.
+      name: Value of --recipe.
+      summary: The method in a few words.
+      source: Paper and sections.
       hardware: GPUs and network of the published run.
-      published: accuracy, time and speed of the published run.
-      overrides: values of the flags that differ from the defaults.
+      published: Accuracy, time and speed of the published run.
+      overrides: Values of the flags that differ from the defaults.
     """
 
     name: str
@@ -52,7 +52,7 @@ def load(name: str) -> Recipe:
     """Returns the recipe with this name.
 
     Raises:
-      UserError: if there is none; the message suggests the most similar name.
+      UserError: If there is none; the message suggests the most similar name.
     """
     if name not in names():
         raise UserError(
@@ -67,7 +67,7 @@ def table(shown: Iterable[str] | None = None) -> str:
     """Returns recipes as text: method, published result, hardware, source.
 
     Args:
-      shown: names of recipes; None for all.
+      shown: Names of recipes; None for all.
     """
     recipes = [load(name) for name in (names() if shown is None else shown)]
     width = max(len(recipe.name) for recipe in recipes)

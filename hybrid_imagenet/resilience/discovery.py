@@ -55,14 +55,14 @@ class Discovery:
         A later list that is not valid changes nothing.
 
         Args:
-          list_hosts: returns the slots of each host.
-          answers: returns whether a host can be reached.
-          check_seconds: time between two checks.
-          check_first: remove hosts that do not answer before this returns, because a cloud may list
+          list_hosts: Returns the slots of each host.
+          answers: Returns whether a host can be reached.
+          check_seconds: Time between two checks.
+          check_first: Remove hosts that do not answer before this returns, because a cloud may list
             hosts before they are up.
 
         Raises:
-          UserError: if the first list is not valid.
+          UserError: If the first list is not valid.
         """
         self._list_hosts = list_hosts
         self._answers = answers
@@ -126,11 +126,11 @@ def list_by_script(script: str, limit: float = _SCRIPT_SECONDS) -> HostLister:
     The script prints one host per line, as `HOST:SLOTS`, or as `HOST` for one rank.
 
     Args:
-      script: a program and its arguments.
-      limit: seconds for one run.
+      script: A program and its arguments.
+      limit: Seconds for one run.
 
     Raises:
-      UserError: if a shell could not split the words of `script`.
+      UserError: If a shell could not split the words of `script`.
     """
     try:
         words = shlex.split(script)
@@ -153,7 +153,7 @@ def _parse_hosts(output: str) -> dict[str, int]:
     """Returns the slots of each host in the output of a script.
 
     Raises:
-      ValueError: if a line is not valid, or there is no host; the text continues a sentence about
+      ValueError: If a line is not valid, or there is no host; the text continues a sentence about
         the script.
     """
     lines = (line.strip() for line in output.splitlines())
@@ -170,7 +170,7 @@ def parse_host(word: str, default_slots: int) -> tuple[str, int]:
     """Returns name and slots of `HOST` or `HOST:SLOTS`.
 
     Raises:
-      ValueError: for anything else. Names are strict, so that no shell can misread them.
+      ValueError: For anything else. Names are strict, so that no shell can misread them.
     """
     match = _HOST.fullmatch(word)
     if match is None:
@@ -195,7 +195,7 @@ def _script_output(words: list[str], limit: float) -> str:
     """Runs the script once and returns what it prints.
 
     Raises:
-      ValueError: if it cannot be run, fails, takes too long or prints too much.
+      ValueError: If it cannot be run, fails, takes too long or prints too much.
     """
     # A file instead of a pipe, because a process that outlives the script would keep a pipe open.
     with tempfile.TemporaryFile() as output:

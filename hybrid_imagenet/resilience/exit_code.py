@@ -26,8 +26,8 @@ class RankExit(NamedTuple):
     """The end of a rank, as the rank itself reported it.
 
     Attributes:
-      code: its exit code.
-      saved: false if a signal ended it before there was something to save.
+      code: Its exit code.
+      saved: False if a signal ended it before there was something to save.
     """
 
     code: int
@@ -45,8 +45,8 @@ def end_process(message: str, code: int) -> None:
     The process ends after some seconds even if its standard error is blocked.
 
     Args:
-      message: the line.
-      code: the exit code.
+      message: The line.
+      code: The exit code.
     """
     timer = threading.Timer(_PRINT_SECONDS, os._exit, (code,))
     timer.daemon = True
@@ -60,7 +60,7 @@ def parse_exit(text: bytes) -> RankExit | None:
     """Returns the end that `notify_exit` has reported, or None if this is another line.
 
     Args:
-      text: a line of standard error after the job's word.
+      text: A line of standard error after the job's word.
     """
     match = _EXIT_LINE.match(text)
     if match is None:

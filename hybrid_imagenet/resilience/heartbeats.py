@@ -34,16 +34,16 @@ class Heartbeat:
     """The state of one rank, as the rank itself reports it.
 
     Attributes:
-      rank: its number.
-      host: the name of its host.
-      process: its process number on that host.
-      step: the last finished step, or None before the first step of this session.
-      idle_seconds: time since its last progress; 0 before the first step.
-      mean_step_seconds: mean time between two calls that recorded progress.
-      stack: the Python frames of its main thread, innermost first, as `file:line function`.
-      begun_steps: number of steps that have begun, or 0 if they are not counted.
-      has_stopped: whether it takes no step after its last one.
-      leaving: true in the last heartbeat of a rank that stops its watchdog in good order.
+      rank: Its number.
+      host: The name of its host.
+      process: Its process number on that host.
+      step: The last finished step, or None before the first step of this session.
+      idle_seconds: Time since its last progress; 0 before the first step.
+      mean_step_seconds: Mean time between two calls that recorded progress.
+      stack: The Python frames of its main thread, innermost first, as `file:line function`.
+      begun_steps: Number of steps that have begun, or 0 if they are not counted.
+      has_stopped: Whether it takes no step after its last one.
+      leaving: True in the last heartbeat of a rank that stops its watchdog in good order.
     """
 
     rank: int
@@ -75,9 +75,9 @@ class Heartbeat:
         because thousands of heartbeats may arrive within an interval.
 
         Args:
-          data: the datagram.
-          token: the token of the run, with which the datagram must begin.
-          size: number of ranks of the job; heartbeats of higher ranks are not valid.
+          data: The datagram.
+          token: The token of the run, with which the datagram must begin.
+          size: Number of ranks of the job; heartbeats of higher ranks are not valid.
         """
         key = token.encode()
         if len(data) > MAX_DATAGRAM_BYTES or not hmac.compare_digest(data[: len(key)], key):
@@ -124,9 +124,9 @@ class Stall:
     """Ranks that hang.
 
     Attributes:
-      report: lines for the user.
-      ranks: the culprits; all ranks if no rank differs from the others.
-      seconds: for how long they have been silent or without progress.
+      report: Lines for the user.
+      ranks: The culprits; all ranks if no rank differs from the others.
+      seconds: Time in seconds for which they have been silent or without progress.
     """
 
     report: str
@@ -144,9 +144,9 @@ class HeartbeatLog:
         """Sets the time limit.
 
         Args:
-          patience: seconds after which a silent rank hangs; also seconds without progress of any
+          patience: Seconds after which a silent rank hangs; also seconds without progress of any
             rank after which ranks hang.
-          waiting_paths: modules, as stacks show them (`stacks.path_in_stack`), in which a rank that
+          waiting_paths: Modules, as stacks show them (`stacks.path_in_stack`), in which a rank that
             has done its own work waits for the others.
         """
         self._patience = patience

@@ -50,19 +50,19 @@ class JobResult:
     """Facts about a job when its launcher has ended, from which its exit code follows.
 
     Attributes:
-      launcher: name of the launcher, for messages.
-      launcher_code: its exit code; negative if a signal ended it.
-      output: what it has printed.
-      rank_exits: ends of ranks that may have ended the job, as the ranks reported them.
-      failures: ranks whose program has failed, in the order in which they have reported it.
-      requests: what the user has asked of the supervisor.
-      rank_hosts: the host of each rank, as far as the launcher's command line shows it.
-      early_ranks: ranks whose programs ended without an error while others were still running.
-      was_killed: whether the supervisor has killed the launcher.
-      is_script: whether the ranks run a script of the user, which need not save when it is asked
+      launcher: Name of the launcher, for messages.
+      launcher_code: Its exit code; negative if a signal ended it.
+      output: What it has printed.
+      rank_exits: Ends of ranks that may have ended the job, as the ranks reported them.
+      failures: Ranks whose program has failed, in the order in which they have reported it.
+      requests: What the user has asked of the supervisor.
+      rank_hosts: The host of each rank, as far as the launcher's command line shows it.
+      early_ranks: Ranks whose programs ended without an error while others were still running.
+      was_killed: Whether the supervisor has killed the launcher.
+      is_script: Whether the ranks run a script of the user, which need not save when it is asked
         to stop.
-      all_ranks_are_local: no connection to a host can be lost, because all ranks run on this host.
-      no_rank_started: the ranks report when they have started, and none has.
+      all_ranks_are_local: No connection to a host can be lost, because all ranks run on this host.
+      no_rank_started: The ranks report when they have started, and none has.
     """
 
     launcher: str

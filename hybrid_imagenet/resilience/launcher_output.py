@@ -127,7 +127,7 @@ class KilledRank(NamedTuple):
         """Returns one line for the user.
 
         Args:
-          is_script: whether the ranks ran a script of the user, which has none of our flags.
+          is_script: Whether the ranks ran a script of the user, which has none of our flags.
         """
         try:
             name = f" ({signal.Signals(self.signal).name})"
@@ -153,8 +153,8 @@ class ExitedRank(NamedTuple):
     """A rank that has ended by itself, according to Open MPI.
 
     Attributes:
-      rank: number of the rank.
-      code: its exit code; None if Open MPI does not report it.
+      rank: Number of the rank.
+      code: Its exit code; None if Open MPI does not report it.
     """
 
     rank: int
@@ -164,7 +164,7 @@ class ExitedRank(NamedTuple):
         """Returns one line for the user.
 
         Args:
-          host: the host of the rank, or "" if it is not known.
+          host: The host of the rank, or "" if it is not known.
         """
         rank = f"rank {self.rank} on {printable(host)}" if host else f"rank {self.rank}"
         if self.code is None:
@@ -203,16 +203,16 @@ class LauncherOutput:
     """Reads a launcher's standard error line by line.
 
     Attributes:
-      killed_rank: the first rank that a message says was ended by a signal, or None.
-      lost_host: the first host that Open MPI or ssh says cannot be reached, or "".
-      unknown_host: a host whose name ssh cannot resolve, or "".
-      exited_rank: the first rank that has ended by itself and so has ended the job, or None.
-      ranks_exited: whether Open MPI says that ranks have ended by themselves with an exit code
+      killed_rank: The first rank that a message says was ended by a signal, or None.
+      lost_host: The first host that Open MPI or ssh says cannot be reached, or "".
+      unknown_host: A host whose name ssh cannot resolve, or "".
+      exited_rank: The first rank that has ended by itself and so has ended the job, or None.
+      ranks_exited: Whether Open MPI says that ranks have ended by themselves with an exit code
         other than 0.
-      cause_printed: whether a rank has printed why it ends.
-      traceback_printed: whether a rank has printed a traceback.
-      lost_rank_line: the line of the first rank that lost its peer, or b"".
-      mpi_errors: what Open MPI has printed about its own start.
+      cause_printed: Whether a rank has printed why it ends.
+      traceback_printed: Whether a rank has printed a traceback.
+      lost_rank_line: The line of the first rank that lost its peer, or b"".
+      mpi_errors: What Open MPI has printed about its own start.
     """
 
     def __init__(self) -> None:
@@ -250,7 +250,7 @@ class LauncherOutput:
         """Returns a line on what keeps ranks from starting, or "" if nothing is known.
 
         Args:
-          is_ssh_error: whether the exit code may be that of ssh.
+          is_ssh_error: Whether the exit code may be that of ssh.
         """
         if is_ssh_error and self.unknown_host:
             name = printable(self.unknown_host)

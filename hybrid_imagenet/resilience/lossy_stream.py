@@ -34,7 +34,7 @@ def install(*, ignore_write_errors: bool = False) -> None:
     because no other stream is left on which the error could be reported.
 
     Args:
-      ignore_write_errors: drop such output of standard output too, because the process does not
+      ignore_write_errors: Drop such output of standard output too, because the process does not
         print its results.
     """
     for number in range(3):
@@ -59,7 +59,7 @@ class LossyStream(io.FileIO):
         """Writes bytes and returns their number.
 
         Raises:
-          OutputError: if the bytes cannot be written, once. All later output is dropped, because
+          OutputError: If the bytes cannot be written, once. All later output is dropped, because
             Python writes the rest of its buffers when the process ends, which must not fail again.
         """
         if self._has_failed:

@@ -36,7 +36,7 @@ class MpiStartupErrors:
     """Keeps Open MPI's errors until it is clear whether the job starts in spite of them.
 
     Attributes:
-      are_fatal: whether one says that Open MPI, or a rank's part of it, cannot start.
+      are_fatal: Whether one says that Open MPI, or a rank's part of it, cannot start.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class MpiStartupErrors:
         """Keeps a line if it is an error of Open MPI; returns whether it is.
 
         Args:
-          line: a line of standard error without the tag of its rank.
+          line: A line of standard error without the tag of its rank.
         """
         match = _ERROR_LINE.match(line)
         if match is None:

@@ -73,8 +73,8 @@ def remove_shared_memory(since: float, within: Path = Path("/dev/shm")) -> None:
     last seconds.
 
     Args:
-      since: start of the job in seconds since 1970; older files may belong to another job.
-      within: directory of the files.
+      since: Start of the job in seconds since 1970; older files may belong to another job.
+      within: Directory of the files.
     """
     for path in within.glob(f"vader_segment.{socket.gethostname()}.{os.getuid()}.*"):
         with contextlib.suppress(OSError):

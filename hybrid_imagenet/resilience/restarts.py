@@ -51,11 +51,11 @@ class RestartPolicy:
     """When a job starts again.
 
     Attributes:
-      max_restarts: number of restarts after a loss.
-      min_ranks: with fewer slots than this the job waits for hosts.
-      max_ranks: largest number of ranks.
-      wait_seconds: how long to wait for `min_ranks` slots, or for the lock of the run directory.
-      join_seconds: how long an attempt runs at least before hosts that have joined end it.
+      max_restarts: Number of restarts after a loss.
+      min_ranks: With fewer slots than this the job waits for hosts.
+      max_ranks: Largest number of ranks.
+      wait_seconds: How long to wait for `min_ranks` slots, or for the lock of the run directory.
+      join_seconds: How long an attempt runs at least before hosts that have joined end it.
     """
 
     max_restarts: int
@@ -78,11 +78,11 @@ class RestartLoop:
         """Stores how attempts are made.
 
         Args:
-          policy: when the job starts again.
-          hosts: returns the slots of each host that answers.
-          start: returns the supervisor of an attempt; its arguments are the slots of each host, the
+          policy: When the job starts again.
+          hosts: Returns the slots of each host that answers.
+          start: Returns the supervisor of an attempt; its arguments are the slots of each host, the
             number of ranks, and whether to resume a run.
-          run_directory: directory of the training; None for a program that keeps its state
+          run_directory: Directory of the training; None for a program that keeps its state
             elsewhere.
         """
         self._policy = policy

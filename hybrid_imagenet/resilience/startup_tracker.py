@@ -75,8 +75,8 @@ class StartupTracker:
         """Stores a rank's stage; returns False for any other kind of line.
 
         Args:
-          text: a line of standard error after the job's word.
-          now: when it was read.
+          text: A line of standard error after the job's word.
+          now: When it was read.
         """
         match = _STAGE_LINE.match(text)
         if match is None:
@@ -101,7 +101,7 @@ class StartupTracker:
         reported.
 
         Args:
-          text: a line of standard error after the job's word.
+          text: A line of standard error after the job's word.
 
         Returns:
           The line; "" if a rank in the same stage was reported before; None if `text` is another
@@ -176,9 +176,9 @@ def notify_stage(rank: int, size: int, stage: str | None) -> None:
     """Sends this rank's stage to its supervisor, if the supervisor is ready to read it.
 
     Args:
-      rank: this process's number.
-      size: number of ranks.
-      stage: the startup stage, or None when startup is over.
+      rank: This process's number.
+      size: Number of ranks.
+      stage: The startup stage, or None when startup is over.
     """
     # A pipe that is ready takes at least PIPE_BUF bytes at once, which is more than a line has. So
     # the rank never waits for its supervisor.
@@ -198,9 +198,9 @@ def hung_line(message: str, stage: str, seconds: float, stall_timeout: float) ->
     """Returns the last line of a rank that ends because its stage has taken too long.
 
     Args:
-      message: what a user sees if this is the only such rank, or if there is no supervisor.
-      stage: the startup stage.
-      seconds: how long the stage has taken.
+      message: What a user sees if this is the only such rank, or if there is no supervisor.
+      stage: The startup stage.
+      seconds: How long the stage has taken.
       stall_timeout: --stall_timeout in seconds.
     """
     line = job_lines.supervisor_line(

@@ -20,8 +20,8 @@ class StepRequests:
     each request once.
 
     Attributes:
-      stop: whether a rank had asked to stop before the last update.
-      save: whether a rank had asked to save before the last update, and the ranks have not saved
+      stop: Whether a rank had asked to stop before the last update.
+      save: Whether a rank had asked to save before the last update, and the ranks have not saved
         since.
     """
 

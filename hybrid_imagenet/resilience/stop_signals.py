@@ -48,9 +48,9 @@ class StopRequests:
     """Keeps the requests that signals have made of this process.
 
     Attributes:
-      stop: whether a stop was requested.
-      first_signal: the signal that requested it first; 0 before.
-      forced_by: the signal that ended the work at once; 0 before.
+      stop: Whether a stop was requested.
+      first_signal: The signal that requested it first; 0 before.
+      forced_by: The signal that ended the work at once; 0 before.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class StopRequests:
         Does nothing outside the main thread, or if it was called before.
 
         Args:
-          signals: some of `SIGNALS` (default: all of them).
+          signals: Some of `SIGNALS` (default: all of them).
         """
         is_main_thread = threading.current_thread() is threading.main_thread()
         if self._earlier_handlers or not is_main_thread:
@@ -111,11 +111,11 @@ class StopRequests:
         Installs the handlers until `end` if `install` was not called before.
 
         Args:
-          on_stop: called once, at the first request, by another thread.
-          on_force: called by another thread with the number of the signal that ends the work at
+          on_stop: Called once, at the first request, by another thread.
+          on_force: Called by another thread with the number of the signal that ends the work at
             once.
-          announcement: printed after the first request.
-          signals: some of `SIGNALS` (default: all of them).
+          announcement: Printed after the first request.
+          signals: Some of `SIGNALS` (default: all of them).
         """
         if not self._earlier_handlers:
             self._installed_by_begin = True

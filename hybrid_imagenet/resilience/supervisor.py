@@ -91,11 +91,11 @@ class Supervisor:
     """Runs a launcher once, ends it if it does not end itself, and leaves no process behind.
 
     Attributes:
-      has_failed: whether the program itself has ended a rank, by an exception or `sys.exit`, and
+      has_failed: Whether the program itself has ended a rank, by an exception or `sys.exit`, and
         not the loss of another rank; known after `run`.
-      run_directory: the directory in which the training program records its run, or "".
-      has_saved: whether a script has saved a checkpoint.
-      can_continue: whether a script has a checkpoint, from which the same command continues.
+      run_directory: The directory in which the training program records its run, or "".
+      has_saved: Whether a script has saved a checkpoint.
+      can_continue: Whether a script has a checkpoint, from which the same command continues.
     """
 
     def __init__(
@@ -113,16 +113,16 @@ class Supervisor:
         """Stores the launcher's command and what is known about its ranks.
 
         Args:
-          command: the launcher and its arguments.
+          command: The launcher and its arguments.
           stall_timeout: --stall_timeout of the program, in seconds.
-          ssh_port: port of sshd on the hosts, for mpirun; None means ssh's configuration.
-          accept_new_host_keys: let ssh trust hosts that it does not know yet; it still rejects a
+          ssh_port: Port of sshd on the hosts, for mpirun; None means ssh's configuration.
+          accept_new_host_keys: Let ssh trust hosts that it does not know yet; it still rejects a
             key that has changed.
-          is_script: whether the ranks run a script of the user, which need not save when it is
+          is_script: Whether the ranks run a script of the user, which need not save when it is
             asked to stop.
-          rank_hosts: the host of each rank, if it is known.
-          ranks_report_start: whether the ranks report when they have started.
-          is_local: whether all ranks run on this host, so that no connection to a host can be lost.
+          rank_hosts: The host of each rank, if it is known.
+          ranks_report_start: Whether the ranks report when they have started.
+          is_local: Whether all ranks run on this host, so that no connection to a host can be lost.
         """
         self.has_failed = False
         self.run_directory = ""
@@ -229,7 +229,7 @@ class Supervisor:
         Any thread may call this.
 
         Args:
-          reason: a line for the user.
+          reason: A line for the user.
         """
         self._request_stop()
         print(reason, file=sys.stderr, flush=True)

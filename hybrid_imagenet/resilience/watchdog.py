@@ -81,7 +81,7 @@ def listener_ranks(hosts: Sequence[str]) -> tuple[int, ...]:
     """Returns rank 0 and its deputy: the first rank on another host, else rank 1.
 
     Args:
-      hosts: the host of each rank.
+      hosts: The host of each rank.
     """
     if len(hosts) == 1:
         return (0,)
@@ -110,16 +110,16 @@ class Watchdog:
         """Exchanges addresses with the other ranks; every rank must call it.
 
         Args:
-          communicator: connects this rank with the others.
-          stall_timeout: seconds after which the job stops; 0 switches the watchdog off.
-          waiting_modules: modules in which a rank that has done its own work waits for the others,
+          communicator: Connects this rank with the others.
+          stall_timeout: Seconds after which the job stops; 0 switches the watchdog off.
+          waiting_modules: Modules in which a rank that has done its own work waits for the others,
             so it is not to blame.
-          is_running: returns whether the watched work is still running; if not, this rank leaves
+          is_running: Returns whether the watched work is still running; if not, this rank leaves
             the watch even if `stop` is not called.
-          has_long_steps: whether a step may take longer than `stall_timeout`, such as an execution
+          has_long_steps: Whether a step may take longer than `stall_timeout`, such as an execution
             of many batches. A step may take a multiple of the mean step. With long steps, the mean
             includes the first one, and no shorter work.
-          option: the user's name for `stall_timeout`, for messages.
+          option: The user's name for `stall_timeout`, for messages.
         """
         self._rank = communicator.rank
         self._hosts = communicator.hosts
@@ -185,7 +185,7 @@ class Watchdog:
         """Records that this rank has advanced.
 
         Args:
-          step: number of the training step that has ended, or None after other work, such as a
+          step: Number of the training step that has ended, or None after other work, such as a
             validation batch.
         """
         now = time.monotonic()
@@ -383,10 +383,10 @@ def watch_startup(start: StartupProgress, stall_timeout: float, rank: int, size:
     stacks instead, and the exit code is EXIT_FAILURE.
 
     Args:
-      start: knows the current stage, and when startup is over.
+      start: Knows the current stage, and when startup is over.
       stall_timeout: --stall_timeout in seconds; 0 means no limit.
-      rank: this process's number.
-      size: number of ranks; if there are several, each sends its stages to the supervisor.
+      rank: This process's number.
+      size: Number of ranks; if there are several, each sends its stages to the supervisor.
     """
     if stall_timeout:
         threading.Thread(

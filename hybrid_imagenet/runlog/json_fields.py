@@ -19,10 +19,10 @@ class FieldType:
     """The type that the value of a key must have.
 
     Attributes:
-      name: for messages, such as "a number".
-      accepts: whether a value is of this type.
-      null: whether null is accepted too.
-      required: whether the key must be present. Otherwise it may be missing.
+      name: Name of the form for messages, such as "a number".
+      accepts: Whether a value is of this type.
+      null: Whether null is accepted too.
+      required: Whether the key must be present. Otherwise it may be missing.
     """
 
     name: str
@@ -73,12 +73,12 @@ def check_fields(
     """Checks the values of an object.
 
     Args:
-      values: the object; keys without a type may have any value.
-      field_types: the type of each key.
-      location: where the object is, such as the path of its file, for messages.
+      values: The object; keys without a type may have any value.
+      field_types: The type of each key.
+      location: Location of the object, such as the path of its file, for messages.
 
     Raises:
-      UserError: for the first value that is missing or of another type.
+      UserError: For the first value that is missing or of another type.
     """
     for key, field_type in field_types.items():
         if key not in values:

@@ -136,14 +136,14 @@ class MetricsWriter:
         """Opens the file for appending, and creates it if it does not exist.
 
         Args:
-          path: the file.
-          resume_from: number of steps, and number of epochs with a record, in the restored
+          path: The file.
+          resume_from: Number of steps, and number of epochs with a record, in the restored
             checkpoint. Later records are removed first, because they will be written again. None
             keeps every record. Lines that are not records are always moved to a separate file,
             with a warning.
 
         Raises:
-          UserError: if the file cannot be read or written.
+          UserError: If the file cannot be read or written.
         """
         self.path = pathlib.Path(path)
         try:
@@ -160,7 +160,7 @@ class MetricsWriter:
         """Appends a record.
 
         Raises:
-          UserError: if the file was deleted or cannot be written.
+          UserError: If the file was deleted or cannot be written.
         """
         try:
             self._file.write(json.dumps(to_json_types(record), allow_nan=False) + "\n")
@@ -191,11 +191,11 @@ def read_records(
     another program appended, is skipped with a warning.
 
     Args:
-      path: the file.
-      max_bytes: size above which the file is rejected; None for no limit.
+      path: The file.
+      max_bytes: Size above which the file is rejected; None for no limit.
 
     Raises:
-      UserError: if the file does not exist, is not a regular file or too large, if a line before
+      UserError: If the file does not exist, is not a regular file or too large, if a line before
         the last is not a JSON object, or if the value of one of `KEYS` is of a wrong type.
     """
     path = pathlib.Path(path)
@@ -228,11 +228,11 @@ class _Line(NamedTuple):
     """A line of a file.
 
     Attributes:
-      number: counted from 1.
-      content: its bytes, without the newline.
-      record: the record in it; None if it is not a JSON object.
-      error: what is wrong with the line or with a value in it; "" if nothing is.
-      remedy: a sentence; "" without an error.
+      number: Counted from 1.
+      content: Its bytes, without the newline.
+      record: The record in it; None if it is not a JSON object.
+      error: What is wrong with the line or with a value in it; "" if nothing is.
+      remedy: A sentence; "" without an error.
     """
 
     number: int
@@ -246,7 +246,7 @@ def _read_lines(path: pathlib.Path, max_bytes: int | None = None) -> list[_Line]
     """Returns the lines of a file, without empty ones and an incomplete last one.
 
     Raises:
-      UserError: if the file cannot be read, or is larger than `max_bytes`.
+      UserError: If the file cannot be read, or is larger than `max_bytes`.
     """
     try:
         contents = files.read_run_file(path, max_bytes).split(b"\n")
@@ -380,9 +380,9 @@ def _is_later(record: Mapping[str, Any], step: int, epochs: float) -> bool:
     """Returns whether a record was written after a checkpoint.
 
     Args:
-      record: of any kind. A continued run has not failed, so it does not keep that record.
-      step: number of steps in the checkpoint.
-      epochs: number of epochs with a record in the checkpoint. The record of an epoch may be
+      record: Record of any kind. A continued run has not failed, so it does not keep that record.
+      step: Number of steps in the checkpoint.
+      epochs: Number of epochs with a record in the checkpoint. The record of an epoch may be
         missing although its last step was done, because validation comes between them.
     """
     if record.get("kind") == "failed" or (record.get("step") or 0) > step:

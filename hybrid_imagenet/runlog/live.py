@@ -41,10 +41,10 @@ def make_view(
 
     Args:
       mode: `live` (a status area), `plain` (lines) or `none` (messages only).
-      stream: where the view writes.
-      total_epochs: planned number of epochs.
-      line_seconds: minimum seconds between two lines about steps.
-      clock: returns the time in seconds.
+      stream: Stream to which the view writes.
+      total_epochs: Planned number of epochs.
+      line_seconds: Minimum seconds between two lines about steps.
+      clock: Returns the time in seconds.
     """
     if mode == "live":
         return LiveView(stream, total_epochs, clock=clock)
@@ -67,10 +67,10 @@ class PlainView:
         """Opens the view.
 
         Args:
-          stream: where the view writes.
-          total_epochs: planned number of epochs.
-          line_seconds: minimum seconds between two rows about steps; None shows messages only.
-          clock: returns the time in seconds.
+          stream: Stream to which the view writes.
+          total_epochs: Planned number of epochs.
+          line_seconds: Minimum seconds between two rows about steps; None shows messages only.
+          clock: Returns the time in seconds.
         """
         self._stream = stream
         self._total_epochs = total_epochs

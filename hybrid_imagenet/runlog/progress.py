@@ -24,25 +24,25 @@ class RunStatus:
     """Progress and results of a run, from its records.
 
     Attributes:
-      info: see `__init__`.
-      total_epochs: planned number of epochs.
-      ends_at: fractional epochs after which the run ends.
-      values: latest value of each key in any record.
-      epoch: current epoch, counted from 1.
-      position: fractional epochs done.
-      steps_done: number of steps done.
+      info: See `__init__`.
+      total_epochs: Planned number of epochs.
+      ends_at: Fractional epochs after which the run ends.
+      values: Latest value of each key in any record.
+      epoch: Current epoch, counted from 1.
+      position: Fractional epochs done.
+      steps_done: Number of steps done.
     """
 
     def __init__(self, info: Mapping[str, Any], total_epochs: float):
         """Begins with what is known before the first record.
 
         Args:
-          info: any of `ends_at` (fractional epochs, if the run ends before the last epoch),
+          info: Any of `ends_at` (fractional epochs, if the run ends before the last epoch),
             `images_per_epoch`, `world_size`, `step`, `epochs` and `validated` (done before this
             session; the last has pairs of an epoch and its top-1), `gpus` (false if ranks do not
             have GPUs), `single_gpu_images_per_second`, `target` (a top-1 fraction), `num_classes`,
             `optimizer` (default: hybrid).
-          total_epochs: planned number of epochs.
+          total_epochs: Planned number of epochs.
         """
         self.info = dict(info)
         self.total_epochs = total_epochs
@@ -64,8 +64,8 @@ class RunStatus:
         """Records that a step is done.
 
         Args:
-          step: number of steps done.
-          position: fractional epochs done.
+          step: Number of steps done.
+          position: Fractional epochs done.
         """
         self.steps_done = step
         self.position = min(position, float(self.total_epochs))
@@ -216,8 +216,8 @@ class EpochTable:
         """Chooses the columns and their separator.
 
         Args:
-          status: of the run.
-          max_width: characters of a line; None for no limit. At least 80 are needed.
+          status: Status of the run.
+          max_width: Characters of a line; None for no limit. At least 80 are needed.
         """
         self._status = status
         self._columns = [
@@ -262,9 +262,9 @@ def accuracy_texts(
     """Returns name and text of loss, top-1 and top-5, as far as they are known.
 
     Args:
-      record: a step or epoch record.
+      record: A step or epoch record.
       split: `train` or `val`. Top-5 is only returned for `val`.
-      top5: whether to return top-5.
+      top5: Whether to return top-5.
     """
     texts = []
     loss = record.get(f"{split}_loss")

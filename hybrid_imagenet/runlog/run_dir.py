@@ -26,19 +26,19 @@ class RunDirectory:
     """Stores one run's files, on rank 0, and holds the lock while the run lasts.
 
     Attributes:
-      path: the directory.
-      resumed: whether it already contained a run.
+      path: The directory.
+      resumed: Whether it already contained a run.
     """
 
     def __init__(self, path: pathlib.Path, *, resume: bool):
         """Creates or opens the directory and locks it.
 
         Args:
-          path: the directory; it is created if it does not exist.
-          resume: whether it may contain a run, which then continues.
+          path: The directory; it is created if it does not exist.
+          resume: Whether it may contain a run, which then continues.
 
         Raises:
-          UserError: if it contains a run and `resume` is false, if it contains other files, if
+          UserError: If it contains a run and `resume` is false, if it contains other files, if
             another run uses it, or if it or one of its files cannot be written.
         """
         self.path = path
@@ -61,7 +61,7 @@ class RunDirectory:
         """Writes a JSON file of the run, replacing an older one atomically.
 
         Raises:
-          UserError: if it cannot be written.
+          UserError: If it cannot be written.
         """
         target = self.path / name
         try:
@@ -82,8 +82,8 @@ def check_directory(path: pathlib.Path, *, resume: bool) -> str:
       A description of the directory: "new", "empty" or "holds a run".
 
     Raises:
-      UserError: as `RunDirectory`, and if `resume` names a directory that does not exist, next to a
-        run whose name it misspells.
+      UserError: See `RunDirectory`; also if `resume` names a directory that does not exist, next to
+        a run whose name it misspells.
     """
     try:
         existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
@@ -117,8 +117,8 @@ def _check_can_create(path: pathlib.Path, existing: pathlib.Path) -> None:
     long, and some file systems, such as a full one or /proc, reject new directories.
 
     Args:
-      path: the directory.
-      existing: the nearest directory above it that exists.
+      path: The directory.
+      existing: The nearest directory above it that exists.
     """
     missing = path.absolute().relative_to(existing.absolute())
     first = existing / missing.parts[0]
@@ -148,8 +148,8 @@ def _lock(path: pathlib.Path) -> IO[bytes]:
     """Locks a run directory.
 
     Raises:
-      OSError: if the lock file cannot be opened.
-      UserError: if another run holds the lock.
+      OSError: If the lock file cannot be opened.
+      UserError: If another run holds the lock.
     """
     try:
         return files.lock(path)
@@ -161,7 +161,7 @@ def _check_content(path: pathlib.Path, *, resume: bool) -> bool:
     """Returns whether a directory contains a run.
 
     Raises:
-      UserError: if a run cannot be written there.
+      UserError: If a run cannot be written there.
     """
     for name in ("config.json", "metrics.jsonl", "summary.json"):
         if (path / name).exists() and not (path / name).is_file():
@@ -227,12 +227,12 @@ def choose_directory(
     Args:
       path: --run_dir. If None, the directory is runs/RECIPE-DATASET with a free number, or with the
         largest existing number for a resumed run.
-      recipe: name of the recipe.
-      dataset: name of the dataset.
-      resume: whether the run is resumed.
+      recipe: Name of the recipe.
+      dataset: Name of the dataset.
+      resume: Whether the run is resumed.
 
     Raises:
-      UserError: if `path` is a URL.
+      UserError: If `path` is a URL.
     """
     if path:
         return files.output_path("--run_dir", path)

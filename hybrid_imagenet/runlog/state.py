@@ -40,10 +40,10 @@ def run_state(
     it has written nothing for half an hour.
 
     Args:
-      directory: directory of the run.
-      records: the records of its metrics.jsonl.
-      summary: its summary.json if `describes_last_session` is true, else empty.
-      host: host of rank 0, as in config.json.
+      directory: Directory of the run.
+      records: The records of its metrics.jsonl.
+      summary: Its summary.json if `describes_last_session` is true, else empty.
+      host: Host of rank 0, as in config.json.
     """
     if files.lock_holder(directory) is not None:
         return RUNNING
@@ -95,7 +95,7 @@ def stop(directory: pathlib.Path) -> None:
     """Asks a run on this host to save and stop, as SIGTERM does.
 
     Raises:
-      UserError: if it is not running, or this process cannot signal it.
+      UserError: If it is not running, or this process cannot signal it.
     """
     holder = files.lock_holder(directory)
     if holder is None:

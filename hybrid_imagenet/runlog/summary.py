@@ -98,13 +98,13 @@ def read_summary(directory: pathlib.Path) -> dict[str, Any]:
     """Reads the summary.json of a run.
 
     Args:
-      directory: directory of the run.
+      directory: Directory of the run.
 
     Returns:
       The values of the summary; empty if there is no summary.json.
 
     Raises:
-      UserError: if the file cannot be read, or a value is of a wrong type.
+      UserError: If the file cannot be read, or a value is of a wrong type.
     """
     path = directory / "summary.json"
     if not os.path.lexists(path):
@@ -133,17 +133,17 @@ def summarize(
     """Summarizes a run.
 
     Args:
-      records: the records of metrics.jsonl, in order.
+      records: The records of metrics.jsonl, in order.
       world_size: N, the number of ranks (GPUs).
-      images_per_epoch: number of images in the training set.
-      targets: top-1 fractions; `epochs_to_target` is about the first one. Top-5 93 % is always
+      images_per_epoch: Number of images in the training set.
+      targets: Top-1 fractions; `epochs_to_target` is about the first one. Top-5 93 % is always
         added.
-      single_gpu_images_per_second: speed of one rank alone, from a run on 1 rank or a calibration;
+      single_gpu_images_per_second: Speed of one rank alone, from a run on 1 rank or a calibration;
         None if unknown.
-      wall_seconds: duration of the run; by default `seconds` of the last record.
-      steps: number of steps of the run; by default `step` of the last record.
-      workers: number of GPUs in the last session, including virtual ones; None if unknown.
-      facts: further entries that are stored unchanged.
+      wall_seconds: Duration of the run; by default `seconds` of the last record.
+      steps: Number of steps of the run; by default `step` of the last record.
+      workers: Number of GPUs in the last session, including virtual ones; None if unknown.
+      facts: Further entries that are stored unchanged.
 
     Returns:
       JSON-ready values under the keys that docs/records.md explains; unknown values are None.
@@ -209,8 +209,8 @@ def _number_of_gpus_changed(epochs: Sequence[Record], workers: int | None) -> bo
     """Returns whether sessions had different numbers of GPUs, as far as records show it.
 
     Args:
-      epochs: the epoch records.
-      workers: number of GPUs in the last session, which may have no record yet; None if unknown.
+      epochs: The epoch records.
+      workers: Number of GPUs in the last session, which may have no record yet; None if unknown.
     """
     numbers = set(map(_gpus, epochs)) - {None}
     if numbers and workers:
@@ -236,13 +236,13 @@ def target_criteria(
     """Computes the criteria of Lu et al. for one target.
 
     Args:
-      epochs: the epoch records, in order.
-      metric: key of the records, such as `val_top1`.
-      target: fraction that the metric must reach.
-      gpus: number of GPUs.
-      images_per_second: steady throughput of all GPUs; None if unknown.
-      efficiency: scaling efficiency; None if unknown.
-      images_per_epoch: number of images in the training set.
+      epochs: The epoch records, in order.
+      metric: Key of the records, such as `val_top1`.
+      target: Fraction that the metric must reach.
+      gpus: Number of GPUs.
+      images_per_second: Steady throughput of all GPUs; None if unknown.
+      efficiency: Scaling efficiency; None if unknown.
+      images_per_epoch: Number of images in the training set.
 
     Returns:
       `metric` and `target`; `epochs` and `seconds` until the target, as measured, including
@@ -341,10 +341,10 @@ def time_by_cause(
     """Divides the wall time of a run by cause (see `criteria.waterfall`).
 
     Args:
-      epochs: the epoch records, in order.
-      wall_seconds: duration of the run; None if unknown.
-      single_gpu_rate: images per second of one GPU alone; None if unknown.
-      gpus: number of GPUs.
+      epochs: The epoch records, in order.
+      wall_seconds: Duration of the run; None if unknown.
+      single_gpu_rate: Images per second of one GPU alone; None if unknown.
+      gpus: Number of GPUs.
 
     Returns:
       Seconds by cause, whose sum is `wall_seconds`; None without epochs or a duration. The time of

@@ -70,8 +70,8 @@ class TensorBoard:
         """Stores where to write; nothing is written yet.
 
         Args:
-          directory: directory for the event files.
-          print_message: prints a message about a failure.
+          directory: Directory for the event files.
+          print_message: Prints a message about a failure.
         """
         import tensorflow as tf
 

@@ -67,8 +67,8 @@ class TrackerRun(Protocol):
     """A run of a tracker that accepts values.
 
     Attributes:
-      run_id: identifies the run in the tracker, so that a later session can continue it.
-      location: where to look at the run, for a message; "" if the package prints it.
+      run_id: Identifies the run in the tracker, so that a later session can continue it.
+      location: Address at which to look at the run, for a message; "" if the package prints it.
     """
 
     run_id: str
@@ -86,11 +86,11 @@ class TrackerRequest:
     """Holds the arguments with which a tracker starts or continues a run.
 
     Attributes:
-      project: project or experiment; None for the tracker's environment variable or default.
-      name: name of a new run.
-      directory: the directory of the run, for trackers that store files there.
+      project: Project or experiment; None for the tracker's environment variable or default.
+      name: Name of a new run.
+      directory: The directory of the run, for trackers that store files there.
       config: JSON-ready configuration of the run.
-      run_id: identifies the run of an earlier session; None for a new one.
+      run_id: Identifies the run of an earlier session; None for a new one.
     """
 
     project: str | None
@@ -260,18 +260,18 @@ class TrackerLog:
         """Starts a run of the tracker, or continues the one of an earlier session.
 
         Args:
-          tracker: a key of `TRACKERS`.
-          name: name of the run in the tracker.
+          tracker: A key of `TRACKERS`.
+          name: Name of the run in the tracker.
           config: JSON-ready configuration of the run.
-          print_message: prints a message.
-          project: project or experiment. None reads the tracker's environment variable
+          print_message: Prints a message.
+          project: Project or experiment. None reads the tracker's environment variable
             (WANDB_PROJECT, MLFLOW_EXPERIMENT_NAME, TRACKIO_PROJECT), or else is
             `DEFAULT_PROJECT`.
-          directory: keeps the run's identifier for the next session. None always starts a new run.
-          option: what the user set, for messages.
+          directory: Keeps the run's identifier for the next session. None always starts a new run.
+          option: What the user set, for messages.
 
         Raises:
-          UserError: if the package is not installed, or if it cannot start a run.
+          UserError: If the package is not installed, or if it cannot start a run.
         """
         self._name = tracker
         self._print_message = print_message
@@ -356,7 +356,7 @@ def import_package(tracker: str) -> Any:
     """Imports the module of a tracker.
 
     Raises:
-      UserError: if the package is not installed.
+      UserError: If the package is not installed.
     """
     return import_optional(tracker, missing_package(tracker))
 
@@ -419,7 +419,7 @@ def _read_ids(directory: pathlib.Path | None) -> dict[str, str]:
     """Returns the identifier of the run in each tracker that earlier sessions used.
 
     Raises:
-      UserError: if the file is damaged.
+      UserError: If the file is damaged.
     """
     if directory is None or not (directory / ID_FILE).exists():
         return {}

@@ -51,9 +51,9 @@ class BatchStage:
     """Holds the batch that is used from an epoch on.
 
     Attributes:
-      epoch: first epoch of the stage, from 0.
-      per_gpu_batch: images of one worker per micro-batch.
-      accumulation: micro-batches per update.
+      epoch: First epoch of the stage, from 0.
+      per_gpu_batch: Images of one worker per micro-batch.
+      accumulation: Micro-batches per update.
     """
 
     epoch: int
@@ -91,18 +91,18 @@ def parse_batches(
     """Parses a batch schedule.
 
     Args:
-      entries: a single name of `PRESETS`, or entries EPOCH:IMAGES, EPOCH:IMAGESxACCUMULATION or
+      entries: A single name of `PRESETS`, or entries EPOCH:IMAGES, EPOCH:IMAGESxACCUMULATION or
         EPOCH:*FACTOR. IMAGES counts one worker and micro-batch; FACTOR multiplies the first batch.
         No entries give one stage.
-      per_gpu_batch: images of one worker and micro-batch at epoch 0.
-      accumulation: micro-batches per update, unless an entry sets them.
-      growth: what a factor enlarges: `per_gpu`, the batch of a worker, or `accumulation`, the
+      per_gpu_batch: Images of one worker and micro-batch at epoch 0.
+      accumulation: Micro-batches per update, unless an entry sets them.
+      growth: What a factor enlarges: `per_gpu`, the batch of a worker, or `accumulation`, the
         number of micro-batches. Micro-batches then stay as close below their first size as they
         divide evenly, or in a preset as large as those in the paper.
-      epochs: length of the run; later entries are ignored.
+      epochs: Length of the run; later entries are ignored.
 
     Raises:
-      ValueError: for an invalid entry; the message is one line that names it.
+      ValueError: For an invalid entry; the message is one line that names it.
     """
     first = BatchStage(0, per_gpu_batch, accumulation)
     if len(entries) == 1 and entries[0] in PRESETS:
@@ -158,12 +158,12 @@ def _enlarge(
     """Returns a stage with `factor` times the images per update of `first`.
 
     Args:
-      first: the first stage.
-      epoch: first epoch of the result.
-      factor: on the images per update of a worker.
-      growth: see `parse_batches`.
-      entry: for messages.
-      accumulation_factor: for growth by accumulation, at least this many times the micro-batches of
+      first: The first stage.
+      epoch: First epoch of the result.
+      factor: On the images per update of a worker.
+      growth: See `parse_batches`.
+      entry: The entry, for messages.
+      accumulation_factor: For growth by accumulation, at least this many times the micro-batches of
         `first`. None uses the fewest that are not larger than those of `first`.
     """
     images = first.images * factor
@@ -218,10 +218,10 @@ def parse_sizes(entries: Sequence[str], image_size: int) -> ImageSizes:
 
     Args:
       entries: EPOCH:PIXELS each. No entries give `image_size` in all epochs.
-      image_size: pixels before the first entry, if that is not for epoch 0.
+      image_size: Pixels before the first entry, if that is not for epoch 0.
 
     Raises:
-      ValueError: for an invalid entry; the message is one line that names it.
+      ValueError: For an invalid entry; the message is one line that names it.
     """
     stages = [_parse_size(entry) for entry in entries]
     if not stages or stages[0][0] > 0:

@@ -28,18 +28,18 @@ def constant(
       schedule = hi.schedules.constant(0.1 * hi.size(), epochs=8, warmup_epochs=1)
 
     Args:
-      peak: learning rate after the warmup, for the global batch of all ranks.
-      epochs: length of the run.
+      peak: Learning rate after the warmup, for the global batch of all ranks.
+      epochs: Length of the run.
       warmup_epochs: T, length of the linear warmup in epochs (default: 0.0, no warmup).
-      warmup_start_lr: learning rate at epoch 0; `peak`, if that is less (default: 0.0).
-      momentum: momentum in every step, for optimizers of this package (default: None, that of the
+      warmup_start_lr: Learning rate at epoch 0; `peak`, if that is less (default: 0.0).
+      momentum: Momentum in every step, for optimizers of this package (default: None, that of the
         optimizer).
 
     Returns:
       The schedule, for `hi.DistributedOptimizer(schedule=...)`.
 
     Raises:
-      ValueError: if `peak` is negative.
+      ValueError: If `peak` is negative.
 
     Reference:
       Goyal et al. §2.2, for the warmup.
@@ -67,19 +67,19 @@ def cosine(
       optimizer = hi.DistributedOptimizer(hi.optimizers.SGD(), schedule=schedule)
 
     Args:
-      peak: learning rate after the warmup, for the global batch of all ranks.
+      peak: Learning rate after the warmup, for the global batch of all ranks.
       epochs: E, length of the run, at the end of which the learning rate is `final`.
-      final: learning rate at the end of the run (default: 0.0).
+      final: Learning rate at the end of the run (default: 0.0).
       warmup_epochs: T, length of the linear warmup in epochs (default: 0.0, no warmup).
-      warmup_start_lr: learning rate at epoch 0; `peak`, if that is less (default: 0.0).
-      momentum: momentum in every step, for optimizers of this package (default: None, that of the
+      warmup_start_lr: Learning rate at epoch 0; `peak`, if that is less (default: 0.0).
+      momentum: Momentum in every step, for optimizers of this package (default: None, that of the
         optimizer).
 
     Returns:
       The schedule, for `hi.DistributedOptimizer(schedule=...)`.
 
     Raises:
-      ValueError: if `peak` is negative.
+      ValueError: If `peak` is negative.
 
     Reference:
       Loshchilov, Hutter, arXiv 1608.03983.
@@ -112,20 +112,20 @@ def polynomial(
       optimizer = hi.DistributedOptimizer(hi.optimizers.LARS(), schedule=schedule)
 
     Args:
-      peak: learning rate after the warmup, for the global batch of all ranks.
+      peak: Learning rate after the warmup, for the global batch of all ranks.
       epochs: E, length of the run, at the end of which the learning rate is `final`.
-      power: exponent of the fraction of epochs that remains; 1 is a straight line (default: 2.0).
-      final: learning rate at the end of the run (default: 0.0).
+      power: Exponent of the fraction of epochs that remains; 1 is a straight line (default: 2.0).
+      final: Learning rate at the end of the run (default: 0.0).
       warmup_epochs: T, length of the linear warmup in epochs (default: 0.0, no warmup).
-      warmup_start_lr: learning rate at epoch 0; `peak`, if that is less (default: 0.0).
-      momentum: momentum in every step, for optimizers of this package (default: None, that of the
+      warmup_start_lr: Learning rate at epoch 0; `peak`, if that is less (default: 0.0).
+      momentum: Momentum in every step, for optimizers of this package (default: None, that of the
         optimizer).
 
     Returns:
       The schedule, for `hi.DistributedOptimizer(schedule=...)`.
 
     Raises:
-      ValueError: if `peak` is negative.
+      ValueError: If `peak` is negative.
     """
     return _create(
         "poly",
@@ -159,21 +159,21 @@ def step(
       schedule = hi.schedules.step(0.1 * hi.size(), epochs=90, warmup_epochs=5)
 
     Args:
-      peak: learning rate after the warmup, for the global batch of all ranks.
-      epochs: length of the run.
-      at: epochs, counted from the start of the run, at which the learning rate changes
+      peak: Learning rate after the warmup, for the global batch of all ranks.
+      epochs: Length of the run.
+      at: Epochs, counted from the start of the run, at which the learning rate changes
         (default: (30.0, 60.0, 80.0)).
-      factor: factor at each of these epochs (default: 0.1).
-      warmup_epochs: length of the linear warmup in epochs (default: 0.0, no warmup).
-      warmup_start_lr: learning rate at epoch 0; `peak`, if that is less (default: 0.0).
-      momentum: momentum in every step, for optimizers of this package (default: None, that of the
+      factor: Factor at each of these epochs (default: 0.1).
+      warmup_epochs: Length of the linear warmup in epochs (default: 0.0, no warmup).
+      warmup_start_lr: Learning rate at epoch 0; `peak`, if that is less (default: 0.0).
+      momentum: Momentum in every step, for optimizers of this package (default: None, that of the
         optimizer).
 
     Returns:
       The schedule, for `hi.DistributedOptimizer(schedule=...)`.
 
     Raises:
-      ValueError: if `peak` is negative.
+      ValueError: If `peak` is negative.
 
     Reference:
       Goyal et al. §5.1.
@@ -209,19 +209,19 @@ def exponential(
       schedule = hi.schedules.exponential(0.1 * hi.size(), epochs=30, warmup_epochs=5)
 
     Args:
-      peak: learning rate after the warmup, for the global batch of all ranks.
-      epochs: length of the run.
-      decay: factor after each epoch since the end of the warmup (default: 0.9).
+      peak: Learning rate after the warmup, for the global batch of all ranks.
+      epochs: Length of the run.
+      decay: Factor after each epoch since the end of the warmup (default: 0.9).
       warmup_epochs: T, length of the linear warmup in epochs (default: 0.0, no warmup).
-      warmup_start_lr: learning rate at epoch 0; `peak`, if that is less (default: 0.0).
-      momentum: momentum in every step, for optimizers of this package (default: None, that of the
+      warmup_start_lr: Learning rate at epoch 0; `peak`, if that is less (default: 0.0).
+      momentum: Momentum in every step, for optimizers of this package (default: None, that of the
         optimizer).
 
     Returns:
       The schedule, for `hi.DistributedOptimizer(schedule=...)`.
 
     Raises:
-      ValueError: if `peak` is negative.
+      ValueError: If `peak` is negative.
 
     Reference:
       Lu et al. §2.2.1, where the factor is kappa.
@@ -260,14 +260,14 @@ def hybrid(
       optimizer = hi.DistributedOptimizer(hi.optimizers.Hybrid(), schedule=schedule)
 
     Args:
-      peak: learning rate at the end of the warmup, for the global batch of all ranks; lr * N in
+      peak: Learning rate at the end of the warmup, for the global batch of all ranks; lr * N in
         the paper.
-      epochs: length of the run.
+      epochs: Length of the run.
       warmup_epochs: T, length of the first phase in epochs (default: 10.0).
-      momentum: momentum of SGD in the second phase (default: None, that of the optimizer).
-      decay: how SGD's learning rate decays: "exponential", "step", "poly", "cosine" or "constant"
+      momentum: Momentum of SGD in the second phase (default: None, that of the optimizer).
+      decay: How SGD's learning rate decays: "exponential", "step", "poly", "cosine" or "constant"
         (default: "exponential").
-      **options: options of the decay (`lr_decay` and `lr_decay_exponent`, `lr_steps`, `lr_power`,
+      **options: Options of the decay (`lr_decay` and `lr_decay_exponent`, `lr_steps`, `lr_power`,
         `lr_final`); of the bounds (`adabound_beta2`, decay of the second moment, 0.999, and
         `adabound_bound_time`, "fractional" or "epoch"); and of the change to LARS
         (`hybrid_ramp_epochs`, epochs in which LARS is blended in, 0).
@@ -276,8 +276,8 @@ def hybrid(
       The schedule, for `hi.DistributedOptimizer(schedule=...)`.
 
     Raises:
-      ValueError: if `peak` is negative, or there is no such decay.
-      TypeError: if there is no such option.
+      ValueError: If `peak` is negative, or there is no such decay.
+      TypeError: If there is no such option.
 
     Reference:
       Lu et al. §2.2.1.

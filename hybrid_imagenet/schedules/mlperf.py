@@ -30,14 +30,14 @@ class Point:
     """Holds settings of LARS that reach `TARGET_TOP1` at a batch.
 
     Attributes:
-      batch: images per update of all GPUs.
-      epochs: mean number of epochs to `TARGET_TOP1`.
-      lr: learning rate at the end of the warmup.
-      warmup_epochs: length of the linear warmup.
-      momentum: momentum of the velocity.
-      weight_decay: coefficient of coupled L2 decay.
-      schedule_epochs: epoch at which the learning rate reaches 0.
-      normalized_images: images over which batch normalization computes statistics in training
+      batch: Images per update of all GPUs.
+      epochs: Mean number of epochs to `TARGET_TOP1`.
+      lr: Learning rate at the end of the warmup.
+      warmup_epochs: Length of the linear warmup.
+      momentum: Momentum of the velocity.
+      weight_decay: Coefficient of coupled L2 decay.
+      schedule_epochs: Epoch at which the learning rate reaches 0.
+      normalized_images: Images over which batch normalization computes statistics in training
         (`model_bn_span`).
     """
 
@@ -69,9 +69,9 @@ def normalization_group(images: int, per_gpu_batch: int, groups: Iterable[int]) 
     """Chooses the number of GPUs that normalize together.
 
     Args:
-      images: the wanted number of images.
-      per_gpu_batch: images of one GPU.
-      groups: possible numbers of GPUs.
+      images: The wanted number of images.
+      per_gpu_batch: Images of one GPU.
+      groups: Possible numbers of GPUs.
 
     Returns:
       The number whose images are nearest to `images` in ratio; the smaller of two equally near.
@@ -128,7 +128,7 @@ def point_at(batch: int) -> Point:
     of the points, the settings are those of the nearest one.
 
     Args:
-      batch: images per update of all GPUs.
+      batch: Images per update of all GPUs.
     """
     if not covers(batch):
         nearest = POINTS[0] if batch < POINTS[0].batch else POINTS[-1]
@@ -163,7 +163,7 @@ def tuned_step(batch: float) -> float:
     of the batch from the nearest point.
 
     Raises:
-      ValueError: for a batch that is not positive.
+      ValueError: For a batch that is not positive.
     """
     nearest = min(max(batch, POINTS[0].batch), POINTS[-1].batch)
     return point_at(round(batch)).relative_step * math.sqrt(batch / nearest)

@@ -26,9 +26,9 @@ def gradient_factor(handover: str | None, momentum: Any) -> Any:
     """Returns c, the factor of the gradient in the velocity of LARS.
 
     Args:
-      handover: of hybrid, whose velocity remains an average of gradients if it is "continuous";
-        None for other optimizers, whose velocity is a sum.
-      momentum: m, in [0, 1); a number or a tensor.
+      handover: Handover of hybrid, whose velocity remains an average of gradients if it is
+        "continuous"; None for other optimizers, whose velocity is a sum.
+      momentum: Momentum m, in [0, 1); a number or a tensor.
     """
     return 1.0 - momentum if handover == "continuous" else 1.0
 
@@ -37,10 +37,10 @@ def relative_step(learning_rate: float, eta: float, momentum: float, factor: flo
     """Returns lr * eta * c / (1 - m).
 
     Args:
-      learning_rate: global learning rate of the step.
-      eta: trust coefficient.
-      momentum: m, in [0, 1).
-      factor: c, see `gradient_factor`.
+      learning_rate: Global learning rate of the step.
+      eta: Trust coefficient.
+      momentum: Momentum m, in [0, 1).
+      factor: C, see `gradient_factor`.
     """
     return learning_rate * eta * factor / (1 - momentum)
 
@@ -51,10 +51,10 @@ def trust_coefficient(
     """Returns the trust coefficient that gives a relative step.
 
     Args:
-      step: the wanted relative step.
-      learning_rate: as for `relative_step`.
-      momentum: as for `relative_step`.
-      factor: as for `relative_step`.
+      step: The wanted relative step.
+      learning_rate: See `relative_step`.
+      momentum: See `relative_step`.
+      factor: See `relative_step`.
     """
     return step / relative_step(learning_rate, 1.0, momentum, factor)
 

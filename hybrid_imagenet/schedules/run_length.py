@@ -17,10 +17,10 @@ class Span:
     """Holds the updates of one epoch, from a cursor on.
 
     Attributes:
-      epoch: counted from 0.
-      begin: next example before the first update.
-      steps: number of updates.
-      end: next example after the last update.
+      epoch: Counted from 0.
+      begin: Next example before the first update.
+      steps: Number of updates.
+      end: Next example after the last update.
     """
 
     epoch: int
@@ -38,9 +38,9 @@ class RunLength:
     first updates of a longer one.
 
     Attributes:
-      order: order of the examples.
-      epochs: passes over the examples, above 0.
-      max_steps: updates, at least 1; None for no limit.
+      order: Order of the examples.
+      epochs: Passes over the examples, above 0.
+      max_steps: Updates, at least 1; None for no limit.
     """
 
     order: SampleOrder
@@ -51,8 +51,8 @@ class RunLength:
         """Returns whether training is complete.
 
         Args:
-          cursor: the next example.
-          step: updates done.
+          cursor: The next example.
+          step: Updates done.
         """
         if self.max_steps is not None and step >= self.max_steps:
             return True
@@ -66,9 +66,9 @@ class RunLength:
         An update belongs to the epoch in which it begins.
 
         Args:
-          global_batch: images of all ranks per update, by epoch.
-          cursor: the next example; by default the first.
-          step: updates done.
+          global_batch: Images of all ranks per update, by epoch.
+          cursor: The next example; by default the first.
+          step: Updates done.
         """
         cursor = cursor or Cursor()
         while not self.is_over(cursor, step):
@@ -88,7 +88,7 @@ class RunLength:
         """Returns the fractional epochs that are done when the run ends, at most `epochs`.
 
         Args:
-          global_batch: images of all ranks per update, by epoch.
+          global_batch: Images of all ranks per update, by epoch.
         """
         *_, last = self.spans(global_batch)
         return min(self.order.position(last.end), self.epochs)
@@ -102,10 +102,10 @@ def is_due(every: float, offset: float, after: float, until: float) -> bool:
     """Returns whether a periodic event falls into (after, until]; all values are in epochs.
 
     Args:
-      every: period.
-      offset: the events are at offset + every, offset + 2 every, and so on.
-      after: an event at exactly this position does not count.
-      until: an event at exactly this position counts.
+      every: Period.
+      offset: The events are at offset + every, offset + 2 every, and so on.
+      after: An event at exactly this position does not count.
+      until: An event at exactly this position counts.
     """
     count = math.floor((until - offset) / every + _EPOCH_TOLERANCE)
     return count >= 1 and offset + count * every > after + _EPOCH_TOLERANCE

@@ -22,10 +22,10 @@ def hybrid_bounds(
     rounding could cause that near T.
 
     Args:
-      t: epochs done, fractional; values outside [0, T] count as the nearest end.
+      t: Epochs done, fractional; values outside [0, T] count as the nearest end.
       warmup: T, in epochs; 0 means that there is no warmup.
-      peak: learning rate at which SGD continues at T, lr * N.
-      beta2: decay of the second moment.
+      peak: Learning rate at which SGD continues at T, lr * N.
+      beta2: Decay of the second moment.
     """
     if warmup <= 0 or t >= warmup:
         return peak, peak
@@ -42,9 +42,9 @@ def adabound_bounds(step: Any, final_lr: Any, gamma: float = 1e-3) -> tuple[Any,
     lower = F (1 - 1 / (gamma t + 1)),  upper = F (1 + 1 / (gamma t)).
 
     Args:
-      step: t, the number of the update, from 1.
+      step: Number t of the update, from 1.
       final_lr: F, the learning rate at which the bounds close.
-      gamma: how fast they close.
+      gamma: How fast they close.
     """
     progress = gamma * step
     return final_lr * (1.0 - 1.0 / (progress + 1.0)), final_lr * (1.0 + 1.0 / progress)

@@ -125,11 +125,11 @@ class Decay:
         """Returns the learning rate at a fractional epoch.
 
         Args:
-          epoch: fractional epoch at the start of the step; at least `start`, unless the schedule
+          epoch: Fractional epoch at the start of the step; at least `start`, unless the schedule
             has its own peak.
-          peak: learning rate at `start`.
+          peak: Learning rate at `start`.
           start: T, the epoch at which the warmup ends.
-          end: length of the run in epochs.
+          end: Length of the run in epochs.
         """
         raise NotImplementedError
 
@@ -168,7 +168,7 @@ class StepDecay(Decay):
     """Multiplies the peak by a factor at each epoch of a list (Goyal et al. §5.1).
 
     Attributes:
-      lr_step_factor: the factor; not a flag.
+      lr_step_factor: The factor; not a flag.
     """
 
     lr_steps: tuple[float, ...] = option(
@@ -290,9 +290,9 @@ def momentum_for_batch(batch: int, momentum: float, momentum_rule: str) -> float
     32768. MLPerf's tuned momentum rises with the batch, as under `noise_scale`.
 
     Args:
-      batch: images per update.
-      momentum: returned if the rule is `constant`.
-      momentum_rule: one of `MOMENTUM_RULES`.
+      batch: Images per update.
+      momentum: Returned if the rule is `constant`.
+      momentum_rule: One of `MOMENTUM_RULES`.
     """
     if momentum_rule == "constant":
         return momentum
@@ -320,20 +320,20 @@ class Schedule:
         the batch `base_batch`.
       base_batch: Images per update for which `learning_rate_at` holds. The learning rate grows in
         proportion to the batch.
-      momentum: function that returns the momentum of SGD for a batch; None leaves the momentum of
+      momentum: Function that returns the momentum of SGD for a batch; None leaves the momentum of
         the optimizer as it is.
       peak: Largest learning rate; lr * N, at which the bounds of the warmup close, unless the
         schedule has its own.
       bounded_epochs: T of a bounded AdaBound warmup; 0 without one.
-      bound_time: time in the bounds: "fractional" for the epochs done after the step, or "epoch"
+      bound_time: Time in the bounds: "fractional" for the epochs done after the step, or "epoch"
         for the number of the epoch.
-      beta2: decay of the second moment, in the bounds.
-      ramp_epochs: epochs after the bounded warmup in which LARS is ramped up
+      beta2: Decay of the second moment, in the bounds.
+      ramp_epochs: Epochs after the bounded warmup in which LARS is ramped up
         (`hybrid_ramp_epochs`). The exponent s of its trust ratio grows from 0 to 1,
         so a layer's learning rate is learning_rate * ratio^s. At T every layer has the learning
         rate of AdaBound's last step, so that no layer's update jumps.
-      scales_with_batch: whether learning rate and peak are proportional to the batch.
-      arguments: arguments of `create`, if it made the schedule. A saved optimizer stores them to
+      scales_with_batch: Whether learning rate and peak are proportional to the batch.
+      arguments: Arguments of `create`, if it made the schedule. A saved optimizer stores them to
         create the same schedule again.
     """
 
@@ -352,9 +352,9 @@ class Schedule:
         """Returns the values of a step.
 
         Args:
-          start: fractional epoch at the start of the step.
-          end: fractional epoch at its end.
-          global_batch: images per update of all ranks.
+          start: Fractional epoch at the start of the step.
+          end: Fractional epoch at its end.
+          global_batch: Images per update of all ranks.
 
         Returns:
           Numbers by name: `learning_rate`, `phase` (0 in a bounded warmup, else 1), `lower_bound`
@@ -372,9 +372,9 @@ class Schedule:
         """Returns the values of a step of the bounded warmup, whose time t is that after the step.
 
         Args:
-          start: fractional epoch at the start of the step, before `bounded_epochs`.
-          end: fractional epoch at its end.
-          global_batch: images per update of all ranks.
+          start: Fractional epoch at the start of the step, before `bounded_epochs`.
+          end: Fractional epoch at its end.
+          global_batch: Images per update of all ranks.
 
         Reference:
           Lu et al. §2.2.1.
@@ -414,7 +414,7 @@ def scale_learning_rate(lr: float, lr_scaling: str, workers: int, batch: int) ->
     """Returns the learning rate after linear scaling.
 
     Args:
-      lr: learning rate before scaling.
+      lr: Learning rate before scaling.
       lr_scaling: `workers` for lr * N (Lu et al.), `batch` for lr * B / 256 (Goyal et al.), or
         `none`.
       workers: N.
@@ -448,28 +448,28 @@ def create(
     """Creates a schedule from the values of the training program's flags.
 
     Args:
-      lr_schedule: decay after the warmup: "exponential", "step", "poly", "cosine", "constant",
+      lr_schedule: Decay after the warmup: "exponential", "step", "poly", "cosine", "constant",
         "flash_a", "flash_b" or "mlperf", as for `--lr_schedule`.
-      lr: learning rate before scaling; "flash_a" and "flash_b" have their own.
-      epochs: length of the run, at which schedules end.
+      lr: Learning rate before scaling; "flash_a" and "flash_b" have their own.
+      epochs: Length of the run, at which schedules end.
       workers: N, number of GPUs.
-      base_batch: images per update of all workers at the start of the run.
+      base_batch: Images per update of all workers at the start of the run.
       lr_scaling: "workers" for lr * N, "batch" for lr * base_batch / 256, or "none"
         (default: "workers").
       warmup_epochs: T, length of the warmup in epochs (default: 0.0, no warmup).
-      bounded_warmup: whether AdaBound with closing bounds does the warmup, as in Lu et al., instead
+      bounded_warmup: Whether AdaBound with closing bounds does the warmup, as in Lu et al., instead
         of a linear warmup (default: False).
-      warmup_start_lr: learning rate at which a linear warmup starts; the peak, if that is less
+      warmup_start_lr: Learning rate at which a linear warmup starts; the peak, if that is less
         (default: 0.1).
-      momentum: momentum of SGD; None leaves the momentum of the optimizer as it is (default: 0.9).
-      momentum_rule: how momentum follows the batch B: "constant", "noise_scale"
+      momentum: Momentum of SGD; None leaves the momentum of the optimizer as it is (default: 0.9).
+      momentum_rule: How momentum follows the batch B: "constant", "noise_scale"
         (1 - 0.1 * 32768 / B) or "noise_scale_inverse" (1 - 0.1 * B / 32768)
         (default: "constant").
-      adabound_bound_time: time in the bounds: "fractional" for the epochs done after the step, or
+      adabound_bound_time: Time in the bounds: "fractional" for the epochs done after the step, or
         "epoch" for the number of the epoch (default: "fractional").
-      adabound_beta2: decay of the second moment, in the bounds (default: 0.999).
-      hybrid_ramp_epochs: epochs after a bounded warmup in which LARS is blended in (default: 0.0).
-      **options: options of the decay: `lr_decay` and `lr_decay_exponent` of "exponential",
+      adabound_beta2: Decay of the second moment, in the bounds (default: 0.999).
+      hybrid_ramp_epochs: Epochs after a bounded warmup in which LARS is blended in (default: 0.0).
+      **options: Options of the decay: `lr_decay` and `lr_decay_exponent` of "exponential",
         `lr_steps` and `lr_step_factor` of "step", `lr_power` and `lr_final` of "poly", `lr_final`
         of "cosine".
 
@@ -477,8 +477,8 @@ def create(
       The schedule.
 
     Raises:
-      ValueError: for a name that does not exist, or a negative learning rate.
-      TypeError: for an option that the decay does not have.
+      ValueError: For a name that does not exist, or a negative learning rate.
+      TypeError: For an option that the decay does not have.
 
     Reference:
       Goyal et al. §2.2, for the linear warmup; Lu et al. §2.2.1, for the bounded warmup.

@@ -16,10 +16,10 @@ class ClassificationSums:
     """Holds sums over examples.
 
     Attributes:
-      loss: sum of the losses, in nats.
-      top1: examples whose most probable class is the right one.
-      top5: examples whose right class is among the five most probable ones.
-      count: number of examples.
+      loss: Sum of the losses, in nats.
+      top1: Examples whose most probable class is the right one.
+      top5: Examples whose right class is among the five most probable ones.
+      count: Number of examples.
     """
 
     loss: float
@@ -74,7 +74,7 @@ class SumAccumulator:
         """Adds a batch.
 
         Args:
-          losses: of the examples, float32 [b].
+          losses: Losses of the examples, float32 [b].
           logits: float32 [b, classes].
           labels: int64 [b]. Of mixed labels, the one with the larger share is the right one, as in
             torchvision.
@@ -123,7 +123,7 @@ def sum_over_ranks(
     """Returns the sums over the examples of all ranks, in float64; every rank calls it.
 
     Args:
-      sums: of this rank.
+      sums: Sums of this rank.
       allreduce_sum: `(tensor, name) -> sum over ranks`.
     """
     vector = tf.constant(dataclasses.astuple(sums), tf.float64)
@@ -139,9 +139,9 @@ def epoch_sums_of_rank(
     same order. Otherwise rank 0 continues with the total and the others with 0.
 
     Args:
-      epoch_sums: of the ranks before the restart.
-      rank: of this process.
-      size: number of ranks.
+      epoch_sums: Epoch sums of the ranks before the restart.
+      rank: Rank of this process.
+      size: Number of ranks.
     """
     if len(epoch_sums) == size:
         return ClassificationSums(*epoch_sums[rank])

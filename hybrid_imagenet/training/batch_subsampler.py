@@ -35,9 +35,9 @@ class BatchSubsampler:
         """Sets what is the same at every step.
 
         Args:
-          min_images: images of a GPU that are always used, at least 1.
+          min_images: Images of a GPU that are always used, at least 1.
           virtual_gpus: GPUs whose batches follow one another in the batch of a rank.
-          num_ranks: number of ranks.
+          num_ranks: Number of ranks.
           allreduce: `(tensor, name) -> sum over ranks`.
         """
         self._min_images = min_images
@@ -49,7 +49,7 @@ class BatchSubsampler:
         """Returns the images that are used, and the weight of this rank's mean loss.
 
         Args:
-          batch: tensors of [virtual_gpus * b, ...], with "seed".
+          batch: Tensors of [virtual_gpus * b, ...], with "seed".
 
         Returns:
           The batch with the first images of each GPU; and a float32 scalar, this rank's number of
@@ -69,7 +69,7 @@ class BatchSubsampler:
         """Returns how many images each GPU uses, int32 [virtual_gpus].
 
         Args:
-          seeds: of all images, int64 [virtual_gpus * b, 2].
+          seeds: Seeds of all images, int64 [virtual_gpus * b, 2].
         """
         gpu_batch = seeds.shape[0] // self._virtual_gpus
         draws = device.uniforms(seeds[::gpu_batch], 1, start=_DRAW_NUMBER)[:, 0]

@@ -45,7 +45,7 @@ def sources(data: DataFlags, seed: int) -> tuple[Source, Source]:
       seed: Seed that draws the images that are held out.
 
     Raises:
-      UserError: if the images cannot be used.
+      UserError: If the images cannot be used.
     """
     opened = {}
     for split in SPLITS:
@@ -82,7 +82,7 @@ def model(plan: RunPlan, num_classes: int, communicator: Communicator) -> keras.
     """Returns the network; layers of --freeze are excluded from training.
 
     Raises:
-      UserError: if a flag does not fit the network.
+      UserError: If a flag does not fit the network.
     """
     network_plan = plan.network
     sync_allreduce = None
@@ -147,10 +147,10 @@ def train_step(
 
     Args:
       plan: Plan of the run.
-      network: returned by `model`.
-      distributed_optimizer: returned by `optimizer`.
-      subsample_batch: returned by `batch_subsampler`.
-      class_weights: returned by `class_weights`.
+      network: Returned by `model`.
+      distributed_optimizer: Returned by `optimizer`.
+      subsample_batch: Returned by `batch_subsampler`.
+      class_weights: Returned by `class_weights`.
     """
     return TrainStep(
         network,
@@ -180,7 +180,7 @@ def class_weights(
     Every rank calls it. Rank 0 counts the training images of each class.
 
     Raises:
-      UserError: on all ranks, if they cannot be counted.
+      UserError: On all ranks, if they cannot be counted.
     """
     if not plan.step.balances_classes:
         return None
@@ -269,7 +269,7 @@ def description(plan: RunPlan, source: Source) -> dict[str, Any]:
 
     Args:
       plan: Plan of the run.
-      source: training images, which have the classes.
+      source: Training images, which have the classes.
 
     Returns:
       Values that JSON can represent.

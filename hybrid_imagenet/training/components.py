@@ -34,18 +34,18 @@ class RunComponents:
 
     Attributes:
       plan: Plan of the run.
-      communicator: connects the ranks.
-      recording: run directory, records, view and summary.
+      communicator: Connects the ranks.
+      recording: Run directory, records, view and summary.
       sources: Images to train on, "training", and to validate, by the name of their split.
-      state: position of the run.
-      watchdog: reports ranks that hang.
-      data: batches of training examples.
-      model: the network, whose `optimizer` is `optimizer`.
-      optimizer: update rule, with the reduction over ranks and the schedule.
-      class_weights: weight of each class in the loss, float32 [classes], or None.
-      step: the compiled training step.
-      validation: the pass over the validation images.
-      facts: world size, precision, hardware and numbers of images, for config.json.
+      state: Position of the run.
+      watchdog: Reports ranks that hang.
+      data: Batches of training examples.
+      model: The network, whose `optimizer` is `optimizer`.
+      optimizer: Update rule, with the reduction over ranks and the schedule.
+      class_weights: Weight of each class in the loss, float32 [classes], or None.
+      step: The compiled training step.
+      validation: The pass over the validation images.
+      facts: World size, precision, hardware and numbers of images, for config.json.
     """
 
     def __init__(
@@ -59,12 +59,12 @@ class RunComponents:
 
         Args:
           plan: Plan of the run.
-          communicator: connects the ranks.
-          recording: run directory, records, view and summary.
+          communicator: Connects the ranks.
+          recording: Run directory, records, view and summary.
           sources: Images to train on, "training", and to validate, by the name of their split.
 
         Raises:
-          UserError: on all ranks, if a component cannot be built.
+          UserError: On all ranks, if a component cannot be built.
         """
         train_source = sources["training"]
         validation_source = sources[plan.validation.split]

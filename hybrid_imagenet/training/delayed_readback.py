@@ -23,15 +23,15 @@ class DelayedReadback:
     the copy is made in the step itself, and the host waits for that step.
 
     Attributes:
-      age_steps: age of the copy that `read` uses, in steps; 0 while it reads the variables.
+      age_steps: Age of the copy that `read` uses, in steps; 0 while it reads the variables.
     """
 
     def __init__(self, variables: Mapping[str, tf.Variable], delay_steps: int) -> None:
         """Starts without a copy.
 
         Args:
-          variables: scalars or vectors of numbers that float64 represents exactly, by name.
-          delay_steps: steps between making a copy and reading it; 0 reads the present values.
+          variables: Scalars or vectors of numbers that float64 represents exactly, by name.
+          delay_steps: Steps between making a copy and reading it; 0 reads the present values.
         """
         self._variables = dict(variables)
         self._delay_steps = delay_steps
@@ -44,8 +44,8 @@ class DelayedReadback:
         """Makes a copy if it will be read, at a multiple of `every_steps`.
 
         Args:
-          step: number of the step that has just been issued, from 1.
-          every_steps: steps between two reads.
+          step: Number of the step that has just been issued, from 1.
+          every_steps: Steps between two reads.
         """
         if (step + self._delay_steps) % every_steps == 0:
             self._start_copy(step)
@@ -57,7 +57,7 @@ class DelayedReadback:
         It waits for the step at which the copy was made. Without a copy it makes one now.
 
         Args:
-          step: number of the step that has just been issued, from 1.
+          step: Number of the step that has just been issued, from 1.
         """
         copy = self._copy or self._start_copy(step)
         sizes = [variable.shape.num_elements() for variable in self._variables.values()]

@@ -32,7 +32,7 @@ class Validation:
     Attributes:
       image_rows: float32 [images, 3], the results of the last pass by image of the source, as
         `EvaluationStep` returns them.
-      compile_seconds: seconds of the last pass in which the step was compiled; 0 in all passes but
+      compile_seconds: Seconds of the last pass in which the step was compiled; 0 in all passes but
         the first.
     """
 
@@ -50,13 +50,13 @@ class Validation:
         """Prepares to evaluate.
 
         Args:
-          step: evaluates a batch.
-          source: the validation images.
-          communicator: sums the results over ranks.
-          batch: images per rank and step.
-          image_size: side of the images in pixels.
-          crop_fraction: side of the square that is evaluated, as a fraction of the shorter side.
-          options: how the host reads and decodes.
+          step: Evaluates a batch.
+          source: The validation images.
+          communicator: Sums the results over ranks.
+          batch: Images per rank and step.
+          image_size: Side of the images in pixels.
+          crop_fraction: Side of the square that is evaluated, as a fraction of the shorter side.
+          options: How the host reads and decodes.
         """
         self.image_rows = np.zeros((0, 3), np.float32)
         self.compile_seconds = 0.0
@@ -79,14 +79,14 @@ class Validation:
         """Evaluates all images; every rank calls it.
 
         Args:
-          on_batch_end: called after every batch with its number, from 0.
+          on_batch_end: Called after every batch with its number, from 0.
 
         Returns:
           The results over all ranks: `val_loss` (nats), `val_top1` and `val_top5` (fractions),
           `val_count`, the number of images, and `val_dropped`, the number of bad ones.
 
         Raises:
-          UserError: on all ranks, for a bad record with `bad_records="fail"`, or for more than
+          UserError: On all ranks, for a bad record with `bad_records="fail"`, or for more than
             `max_bad_records` of them over all ranks.
         """
         self._step.sums.reset()

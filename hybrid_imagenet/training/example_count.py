@@ -20,7 +20,7 @@ class ExampleCount(TrainingCallback):
         """Adds up over ranks; every rank calls it.
 
         Raises:
-          UserError: on all ranks, if they have found more than --max_bad_records bad records
+          UserError: On all ranks, if they have found more than --max_bad_records bad records
             together.
         """
         assert logs is not None

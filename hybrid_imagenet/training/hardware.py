@@ -31,11 +31,11 @@ def choose_precision(requested: str, model: str) -> str:
     instructions, and float32 otherwise.
 
     Args:
-      requested: the value of --precision.
-      model: the value of --model.
+      requested: The value of --precision.
+      model: The value of --model.
 
     Raises:
-      UserError: for mixed_float16 on a CPU, unless the model is small, because CPUs have no kernels
+      UserError: For mixed_float16 on a CPU, unless the model is small, because CPUs have no kernels
         for convolutions in FP16.
     """
     if requested == "auto":

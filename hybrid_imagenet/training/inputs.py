@@ -27,11 +27,11 @@ class TrainingData:
     """Reads this rank's share of the training examples.
 
     Attributes:
-      source: the training images.
-      order: the order in which they are read.
-      length: where training ends.
-      options: how the host reads and decodes.
-      bad_records: records that cannot be read or decoded, and examples that were replaced.
+      source: The training images.
+      order: The order in which they are read.
+      length: Position at which training ends.
+      options: How the host reads and decodes.
+      bad_records: Records that cannot be read or decoded, and examples that were replaced.
     """
 
     def __init__(
@@ -46,10 +46,10 @@ class TrainingData:
 
         Args:
           plan: Plan of the run.
-          source: the training images.
-          order: the order in which they are read.
-          communicator: has the rank of this process, and the number of ranks.
-          options: how the host reads and decodes.
+          source: The training images.
+          order: The order in which they are read.
+          communicator: Has the rank of this process, and the number of ranks.
+          options: How the host reads and decodes.
         """
         self.source = source
         self.order = order
@@ -66,7 +66,7 @@ class TrainingData:
         """Returns the size of micro-batches and their number in an update.
 
         Args:
-          epoch: counted from 0.
+          epoch: Counted from 0.
 
         Returns:
           Images per GPU and micro-batch, and micro-batches per update.
@@ -91,8 +91,8 @@ class TrainingData:
         """Returns an iterator over the micro-batches from a cursor to the end of training.
 
         Args:
-          cursor: position of the first example.
-          step: number of updates that were made before this position.
+          cursor: Position of the first example.
+          step: Number of updates that were made before this position.
         """
         self._start = cursor
         max_steps = self.length.max_steps
@@ -107,8 +107,8 @@ class TrainingData:
         """Yields the batches from which precise statistics are computed.
 
         Args:
-          epoch: whose first batches are used.
-          record_progress: called before each batch.
+          epoch: Epoch whose first batches are used.
+          record_progress: Called before each batch.
         """
         batches = self._batches(Cursor(epoch, 0), epoch + 2)
         for batch in itertools.islice(batches, _PRECISE_STATISTICS_BATCHES):
@@ -119,8 +119,8 @@ class TrainingData:
         """Returns how many examples of an epoch all ranks have read when they reach a cursor.
 
         Args:
-          epoch: counted from 0.
-          cursor: in this epoch, or after it.
+          epoch: Counted from 0.
+          cursor: Cursor in this epoch, or after it.
         """
         return cursor.offset if cursor.epoch == epoch else self.source.num_examples
 
@@ -130,9 +130,9 @@ class TrainingData:
         Only an epoch that was read from its beginning to its end can show that.
 
         Args:
-          epoch: counted from 0.
-          cursor: position after what was read.
-          largest_label: on any rank.
+          epoch: Counted from 0.
+          cursor: Position after what was read.
+          largest_label: On any rank.
         """
         class_list = self.source.unverified_class_list
         if class_list is None or self._is_class_list_checked:
@@ -151,7 +151,7 @@ class TrainingData:
         """Returns (epoch, example) of examples that this rank has replaced, because they were bad.
 
         Args:
-          epoch: the first epoch that is listed.
+          epoch: The first epoch that is listed.
         """
         return sorted(pair for pair in set(self.bad_records.replaced_examples) if pair[0] >= epoch)
 
@@ -159,10 +159,10 @@ class TrainingData:
         """Adds the replaced examples that a checkpoint contains.
 
         Args:
-          stored: pairs (epoch, example), as JSON.
+          stored: Pairs (epoch, example), as JSON.
 
         Raises:
-          UserError: if they have another form.
+          UserError: If they have another form.
         """
         try:
             pairs = {(int(epoch), int(example)) for epoch, example in stored}
@@ -206,9 +206,9 @@ def replaced_on_all_ranks(
     again after a restart, on any rank.
 
     Args:
-      data: of this rank.
-      epoch: the first epoch that is listed.
-      gather: returns the values of all ranks.
+      data: Data of this rank.
+      epoch: The first epoch that is listed.
+      gather: Returns the values of all ranks.
     """
     pairs: set[tuple[int, int]] = set()
     for rank_pairs in gather(data.replaced_examples(epoch)):

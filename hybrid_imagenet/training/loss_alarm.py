@@ -20,8 +20,8 @@ def highest_loss(classes: int, *, summed: bool = False) -> float:
     Random guesses have a loss of ln(classes).
 
     Args:
-      classes: number of classes.
-      summed: whether the loss is a sum over classes, each of which has ln 2 for random guesses.
+      classes: Number of classes.
+      summed: Whether the loss is a sum over classes, each of which has ln 2 for random guesses.
     """
     guesses = classes * math.log(2) if summed else math.log(max(classes, 2))
     return DIVERGENCE_FACTOR * guesses
@@ -31,7 +31,7 @@ class LossAlarm:
     """Records the first step in which the mean loss of a micro-batch is not finite or too high.
 
     Attributes:
-      threshold: the alarm is raised above this loss, in nats.
+      threshold: The alarm is raised above this loss, in nats.
       variable: float64 [3] on the device: steps done; the first bad step, counted from 1, or 0 if
         there is none; the loss of that step.
     """
@@ -45,7 +45,7 @@ class LossAlarm:
         """Checks a micro-batch of the current step, before `advance` counts that step.
 
         Args:
-          losses: of the images on this rank, float32 [b].
+          losses: Losses of the images on this rank, float32 [b].
         """
         self.variable.assign(self._next_state(losses, self.variable.read_value()))
 
@@ -66,7 +66,7 @@ class LossAlarm:
         """Returns the number of the first bad step, from 1, and its loss; None if there is none.
 
         Args:
-          state: values of `variable`; without them they are fetched, which waits for the device.
+          state: Values of `variable`; without them they are fetched, which waits for the device.
         """
         values = self.variable.numpy() if state is None else np.asarray(state)
         _, first_bad_step, loss = values

@@ -53,7 +53,7 @@ class LossAlarmGuard(TrainingCallback):
         Inside an event with logs these may be the losses up to two steps ago.
 
         Raises:
-          DivergedError: on all ranks.
+          DivergedError: On all ranks.
         """
         step = self.run.state.step
         if self._checked_step == step:

@@ -25,7 +25,7 @@ def cross_entropy(logits: tf.Tensor, labels: tf.Tensor, smoothing: float = 0.0) 
     Args:
       logits: float32 [b, K].
       labels: int64 [b].
-      smoothing: e, in [0, 1].
+      smoothing: Smoothing e, in [0, 1].
 
     Returns:
       float32 [b].
@@ -55,7 +55,7 @@ def binary_cross_entropy(logits: tf.Tensor, labels: tf.Tensor, smoothing: float 
     Args:
       logits: float32 [b, K].
       labels: int64 [b].
-      smoothing: e, in [0, 1].
+      smoothing: Smoothing e, in [0, 1].
 
     Returns:
       float32 [b].
@@ -91,7 +91,7 @@ def weighted_loss(loss: Loss, class_weights: npt.NDArray[np.float32]) -> Loss:
     The mean over a batch is still the sum divided by the number of images, as in Keras.
 
     Args:
-      loss: the unweighted loss.
+      loss: The unweighted loss.
       class_weights: float32 [classes].
     """
 
@@ -111,7 +111,7 @@ def initial_bias(loss: str, classes: int) -> float:
     For `sigmoid` it gives each of K classes a probability of about 1 / K.
 
     Args:
-      loss: a key of `LOSSES`.
+      loss: A key of `LOSSES`.
       classes: K.
     """
     return -math.log(classes) if loss == "sigmoid" else 0.0

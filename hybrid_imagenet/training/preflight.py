@@ -51,11 +51,11 @@ class Findings:
 
     Attributes:
       plan: Plan of the run.
-      check_lines: a line for each check.
-      warnings: a line for each warning.
-      notes: lines on the recipe if no flag has chosen it, and on the difference between the
+      check_lines: A line for each check.
+      warnings: A line for each warning.
+      notes: Lines on the recipe if no flag has chosen it, and on the difference between the
         plans of a resumed run.
-      num_classes: number of classes of the dataset; None if it is not known yet.
+      num_classes: Number of classes of the dataset; None if it is not known yet.
     """
 
     plan: RunPlan
@@ -69,14 +69,14 @@ def run(config: RunConfig, *, disk: bool = True) -> RunPlan:
     """Plans and checks a run, and prints warnings; with --check_only also what was checked.
 
     Args:
-      config: of the run.
-      disk: whether the ranks run on this host, so that files can be checked.
+      config: Configuration of the run.
+      disk: Whether the ranks run on this host, so that files can be checked.
 
     Returns:
       The plan, as far as it is known before the ranks are connected.
 
     Raises:
-      UserError: for the first problem that would end the run before it trains.
+      UserError: For the first problem that would end the run before it trains.
     """
     findings = check(config, disk=disk)
     for text in findings.notes:
@@ -92,11 +92,11 @@ def check(config: RunConfig, *, disk: bool = True) -> Findings:
     """Checks the flags of a run, and on rank 0 the files on disk.
 
     Args:
-      config: of the run.
-      disk: whether the ranks run on this host, so that files can be checked.
+      config: Configuration of the run.
+      disk: Whether the ranks run on this host, so that files can be checked.
 
     Raises:
-      UserError: for the first problem that would end the run before it trains.
+      UserError: For the first problem that would end the run before it trains.
     """
     _check_flags(config)
     plan = run_plan.make(config)
@@ -127,7 +127,7 @@ def training_images(data: DataFlags) -> int:
     """Returns the number of training images; opens the dataset if its size is not known.
 
     Raises:
-      UserError: if the dataset cannot be opened.
+      UserError: If the dataset cannot be opened.
     """
     num_images = datasets.source_type(data.dataset).train_images
     if not num_images:
@@ -222,9 +222,9 @@ def _require_same_run(
 
     Args:
       plan: Plan of this start.
-      checkpoint: with which training would continue.
-      run_config: content of config.json of the run.
-      num_classes: of the dataset; None if it is not known yet.
+      checkpoint: Checkpoint with which training would continue.
+      run_config: Content of config.json of the run.
+      num_classes: Number of classes of the dataset; None if it is not known yet.
     """
     meta = checkpoint.meta
     for key, value in (plan.network.architecture | {"optimizer": plan.optimizer.name}).items():

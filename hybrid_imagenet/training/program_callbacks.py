@@ -51,8 +51,8 @@ def program_callbacks(
        the resumed run would begin after the epoch, and its record would be lost forever.
 
     Args:
-      run: the components.
-      save_callback: the callback that saves.
+      run: The components.
+      save_callback: The callback that saves.
     """
     plan = run.plan
     step = run.step

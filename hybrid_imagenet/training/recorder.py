@@ -37,10 +37,10 @@ class Recording:
     """Writes and prints everything that a run reports.
 
     Attributes:
-      path: the run directory; None on ranks other than 0.
-      store: writes and reads checkpoints; None on ranks other than 0.
-      writer: metrics.jsonl, open between `start` and `finish`; None on ranks other than 0.
-      view: prints the progress of the run; silent on ranks other than 0.
+      path: The run directory; None on ranks other than 0.
+      store: Writes and reads checkpoints; None on ranks other than 0.
+      writer: `metrics.jsonl`, open between `start` and `finish`; None on ranks other than 0.
+      view: Prints the progress of the run; silent on ranks other than 0.
     """
 
     def __init__(self, plan: RunPlan, rank: int, size: int):
@@ -48,11 +48,11 @@ class Recording:
 
         Args:
           plan: Plan of the run.
-          rank: of this process.
-          size: number of ranks.
+          rank: Rank of this process.
+          size: Number of ranks.
 
         Raises:
-          UserError: if the directory cannot be used.
+          UserError: If the directory cannot be used.
         """
         self._plan = plan
         recording = plan.recording
@@ -102,7 +102,7 @@ class Recording:
         """Returns the latest valid checkpoint with --resume, on rank 0; otherwise None.
 
         Raises:
-          UserError: if there are checkpoints, but none is valid.
+          UserError: If there are checkpoints, but none is valid.
         """
         if self.store is None or self._directory is None or not self._plan.recording.resume:
             return None
@@ -122,9 +122,9 @@ class Recording:
         """Records that training has diverged.
 
         Args:
-          step: whose loss was too high, from 1.
-          seconds: wall time of the run until then.
-          loss: of that step, in nats.
+          step: Step whose loss was too high, from 1.
+          seconds: Wall time of the run until then.
+          loss: Loss of that step, in nats.
         """
         if self.writer is not None:
             record = {"kind": "diverged", "step": step, "seconds": seconds, "train_loss": loss}
@@ -136,8 +136,8 @@ class Recording:
         """Records why training has failed.
 
         Args:
-          state: position at which it failed.
-          reason: the line that is printed, without "error:".
+          state: Position at which it failed.
+          reason: The line that is printed, without "error:".
         """
         if self.writer is None:
             return
@@ -164,11 +164,11 @@ class Recording:
         config.json stays as it is if the run is over, because no step uses the present flags.
 
         Args:
-          facts: world size, precision, hosts, hardware, versions and numbers of images, for
+          facts: World size, precision, hosts, hardware, versions and numbers of images, for
             config.json.
-          info: of `runlog.progress.RunStatus`.
-          state: position of the run; `seconds` is the wall time of earlier sessions.
-          is_over: whether no step is left.
+          info: The `info` of `runlog.progress.RunStatus`.
+          state: Position of the run; `seconds` is the wall time of earlier sessions.
+          is_over: Whether no step is left.
         """
         self._start_logging()
         if self._directory is None:
@@ -208,7 +208,7 @@ class Recording:
         """Starts or continues the run of the tracker, if there is one.
 
         Args:
-          config: content of config.json.
+          config: Content of config.json.
         """
         assert self._directory is not None
         recording = self._plan.recording
@@ -226,7 +226,7 @@ class Recording:
         """Opens metrics.jsonl, and makes TensorBoard continue at the same position.
 
         Args:
-          state: position of the run. Later records of an earlier session are removed.
+          state: Position of the run. Later records of an earlier session are removed.
 
         Returns:
           The records of earlier sessions; none for a new run.
@@ -282,8 +282,8 @@ class Recording:
         """Writes config.json and returns its content.
 
         Args:
-          facts: see `start`.
-          seconds: wall time of earlier sessions.
+          facts: See `start`.
+          seconds: Wall time of earlier sessions.
         """
         assert self._directory is not None
         config = {
@@ -302,9 +302,9 @@ class Recording:
         """Advances the view, and writes the record of a step whose metrics were fetched.
 
         Args:
-          step: number of steps done.
-          position: fractional epochs done.
-          record: values of the step; None if they were not fetched.
+          step: Number of steps done.
+          position: Fractional epochs done.
+          record: Values of the step; None if they were not fetched.
         """
         if self.writer is None:
             return
@@ -322,7 +322,7 @@ class Recording:
         A session that neither trained nor recorded anything leaves summary.json as it is.
 
         Args:
-          state: position at which the run ends.
+          state: Position at which the run ends.
         """
         if self._directory is None or self.writer is None:
             return
@@ -363,8 +363,8 @@ class Recording:
         """Returns the summary of the session that ended the run; writes it if it is missing.
 
         Args:
-          records: of the run.
-          values: their summary.
+          records: Records of the run.
+          values: Their summary.
         """
         assert self._directory is not None
         written_summary = summary.read_summary(self._directory.path)
@@ -380,7 +380,7 @@ class Recording:
         """Writes the results of the last validation for each image to image_results.npz.
 
         Raises:
-          UserError: if the file cannot be written.
+          UserError: If the file cannot be written.
         """
         if self._directory is None:
             return
@@ -483,10 +483,10 @@ def closing_lines(
 
     Args:
       plan: Plan of the run.
-      run_dir: directory of the run.
-      checkpoints: their files, the newest first.
-      stop: why the run ended, see `RunState`.
-      is_complete: whether all epochs are done.
+      run_dir: Directory of the run.
+      checkpoints: Their files, the newest first.
+      stop: Why the run ended, see `RunState`.
+      is_complete: Whether all epochs are done.
     """
     results = f"{_reason_of_stop(stop)}results: {run_dir}"
     if not checkpoints:

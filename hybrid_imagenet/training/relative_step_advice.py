@@ -18,11 +18,11 @@ class Peak:
     """The largest relative step of a run.
 
     Attributes:
-      value: the relative step.
-      epoch: first epoch that has it, from 1.
-      learning_rate: at that time.
-      momentum: at that time.
-      batch: images per update at that time.
+      value: The relative step.
+      epoch: First epoch that has it, from 1.
+      learning_rate: At that time.
+      momentum: At that time.
+      batch: Images per update at that time.
     """
 
     value: float

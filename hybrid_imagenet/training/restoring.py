@@ -27,15 +27,15 @@ def begin_or_resume(
     Rank 0 reads the checkpoint and sends it to the others (Lu et al. §2.2.3); every rank calls it.
 
     Args:
-      run: the components of the run.
-      callback_variables: variables of callbacks by name, which checkpoints contain too.
+      run: The components of the run.
+      callback_variables: Variables of callbacks by name, which checkpoints contain too.
 
     Returns:
       The states of callbacks by name that are still to be set, see `callbacks.callback_state`;
       empty without a checkpoint.
 
     Raises:
-      UserError: on all ranks, if a checkpoint, file or directory cannot be used.
+      UserError: On all ranks, if a checkpoint, file or directory cannot be used.
     """
     variables = {**run.variables(), **callback_variables}
     messages: list[str] = []
@@ -81,8 +81,8 @@ def _restore_position(run: RunComponents, meta: Mapping[str, Any]) -> None:
     """Restores position and sums on every rank; variables are broadcast later.
 
     Args:
-      run: the components of the run.
-      meta: description of the checkpoint.
+      run: The components of the run.
+      meta: Description of the checkpoint.
     """
     run.state.restore(meta["state"])
     if run.state.has_reached(run.plan.validation.stop_at_top1):

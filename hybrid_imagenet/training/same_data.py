@@ -15,11 +15,11 @@ def check_ranks(communicator: Communicator, sources: Mapping[str, Source]) -> No
     """Checks that all ranks read the same data; every rank calls it.
 
     Args:
-      communicator: gathers the identities of the data of all ranks.
-      sources: by the name that an error uses, such as "training".
+      communicator: Gathers the identities of the data of all ranks.
+      sources: Sources by the name that an error uses, such as "training".
 
     Raises:
-      SharedError: on all ranks; it names the first rank whose data differ from those of rank 0, and
+      SharedError: On all ranks; it names the first rank whose data differ from those of rank 0, and
         what is different.
     """
     identities = communicator.allgather_object(
@@ -43,11 +43,12 @@ def check_resumed(checkpoint: CheckpointArchive, sources: Mapping[str, Source]) 
     data.
 
     Args:
-      checkpoint: of the run.
-      sources: by their names in the checkpoint. A name that it does not contain is not checked.
+      checkpoint: Checkpoint of the run.
+      sources: Sources by their names in the checkpoint. A name that it does not contain is not
+        checked.
 
     Raises:
-      UserError: if data are different.
+      UserError: If data are different.
     """
     stored: Mapping[str, Any] = checkpoint.meta["data"]
     for name, source in sources.items():

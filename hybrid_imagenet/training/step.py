@@ -229,10 +229,10 @@ class EvaluationStep:
         """Starts with sums of 0.
 
         Args:
-          model: returns float32 logits [b, classes].
-          preprocess: returns the images of a batch, in the compute type of the model.
-          loss: one of `losses.LOSSES`.
-          flip: average the logits of an image with those of its horizontal mirror image.
+          model: Returns float32 logits [b, classes].
+          preprocess: Returns the images of a batch, in the compute type of the model.
+          loss: One of `losses.LOSSES`.
+          flip: Average the logits of an image with those of its horizontal mirror image.
         """
         self.model = model
         self.sums = SumAccumulator("validation_sums")

@@ -27,7 +27,7 @@ class ThroughputMeter:
     """Computes rates and averages between fetches; keeps `state.seconds` current.
 
     Attributes:
-      wait_seconds: seconds for which training has waited for batches since the last fetch.
+      wait_seconds: Seconds for which training has waited for batches since the last fetch.
     """
 
     def __init__(self, state: RunState):
@@ -49,7 +49,7 @@ class ThroughputMeter:
         """Begins an epoch, or the rest of one.
 
         Args:
-          sums: of the part of the epoch that was trained earlier.
+          sums: Sums of the part of the epoch that was trained earlier.
         """
         self.add_seconds()
         self._epoch_start = self._mark()
@@ -77,7 +77,7 @@ class ThroughputMeter:
         """Returns the values since the last fetch.
 
         Args:
-          sums: of this epoch so far; the fetch that gave them has waited for the device.
+          sums: Sums of this epoch so far; the fetch that gave them has waited for the device.
         """
         self.add_seconds()
         steps = self._state.step - self._last_fetch.step

@@ -37,12 +37,12 @@ class Trainer:
     `train` is the loop. Everything around the steps happens in callbacks (`program_callbacks`).
 
     Attributes:
-      components: of the run.
-      state: position of the run.
-      data: training batches of this rank.
-      step: the compiled training step.
-      save_callback: the callback that saves.
-      requests: requests of all ranks to stop or to save.
+      components: Components of the run.
+      state: Position of the run.
+      data: Training batches of this rank.
+      step: The compiled training step.
+      save_callback: The callback that saves.
+      requests: Requests of all ranks to stop or to save.
     """
 
     def __init__(
@@ -53,8 +53,8 @@ class Trainer:
         """Creates the callbacks of the run.
 
         Args:
-          components: of the run.
-          more_callbacks: returns callbacks that are called after those of the program.
+          components: Components of the run.
+          more_callbacks: Returns callbacks that are called after those of the program.
         """
         plan = components.plan
         self.components = components
@@ -89,8 +89,8 @@ class Trainer:
           Why the run ended: "" (all epochs), "target", "preempted" or the word of a callback.
 
         Raises:
-          NumericsError: on all ranks, if training has diverged or only skips steps.
-          UserError: on all ranks, if training cannot begin or continue.
+          NumericsError: On all ranks, if training has diverged or only skips steps.
+          UserError: On all ranks, if training cannot begin or continue.
         """
         recording = self.components.recording
         watchdog = self.components.watchdog
@@ -217,7 +217,7 @@ class Trainer:
         """Calls a function of the step.
 
         Raises:
-          UserError: if XLA compiles the step, and the first step fails.
+          UserError: If XLA compiles the step, and the first step fails.
         """
         try:
             function(*arguments)
@@ -311,7 +311,7 @@ class Trainer:
         """Returns the results of one pass over the validation images, with the name of the split.
 
         Raises:
-          UserError: on all ranks, for images that cannot be used, after the state was saved.
+          UserError: On all ranks, for images that cannot be used, after the state was saved.
         """
         began = time.perf_counter()
         if not self._is_compiled:

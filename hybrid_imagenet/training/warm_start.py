@@ -18,11 +18,11 @@ def freeze(network: keras.Model, prefixes: tuple[str, ...]) -> None:
     """Excludes layers from training.
 
     Args:
-      network: whose layers get `trainable=False`.
-      prefixes: of the names of these layers.
+      network: Network whose layers get `trainable=False`.
+      prefixes: Prefixes of the names of these layers.
 
     Raises:
-      UserError: for a prefix with which no layer with weights begins, or if no weights would be
+      UserError: For a prefix with which no layer with weights begins, or if no weights would be
         left to train.
     """
     layers = [
@@ -50,14 +50,14 @@ def load(path: str, network: keras.Model) -> list[str]:
     The last layer keeps its initial weights if the file has a different number of classes.
 
     Args:
-      path: as for `checkpoints.pretrained.load`.
-      network: of the same architecture; changed in place.
+      path: See `checkpoints.pretrained.load`.
+      network: Network of the same architecture; changed in place.
 
     Returns:
       Lines for the user about the weights that were read, and those that were not.
 
     Raises:
-      UserError: if the file cannot be used or is of another network.
+      UserError: If the file cannot be used or is of another network.
     """
     lines: list[str] = []
     trained = pretrained.load(pathlib.Path(path), lines.append)

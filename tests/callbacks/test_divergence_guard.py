@@ -21,10 +21,10 @@ def guard(read_alarm, allgather, initial_step, age_steps=0):
     """Returns a guard of a step whose alarm is what `read_alarm` returns.
 
     Args:
-      read_alarm: called with None for the alarm of all steps up to now.
-      allgather: of the communicator.
-      initial_step: steps done before the session.
-      age_steps: age of the values that are read for the log.
+      read_alarm: Called with None for the alarm of all steps up to now.
+      allgather: The `allgather` of the communicator.
+      initial_step: Steps done before the session.
+      age_steps: Age of the values that are read for the log.
     """
     alarm = types.SimpleNamespace(threshold=230.0, read=read_alarm)
     step = types.SimpleNamespace(alarm=alarm, telemetry=types.SimpleNamespace(age_steps=age_steps))

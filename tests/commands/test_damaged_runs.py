@@ -61,8 +61,8 @@ def replaced(document, depth, every):
     """Yields (path, copy) pairs: copies of a JSON object in which the value at a path is wrong.
 
     Args:
-      document: the object.
-      depth: levels of keys that are replaced.
+      document: The object.
+      depth: Levels of keys that are replaced.
       every: 1 tries all pairs of a value and a wrong one, n every n-th pair. An odd number tries
         each wrong value.
     """

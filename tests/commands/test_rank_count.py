@@ -30,7 +30,7 @@ def stub_query_hosts(**gpu_counts):
     """Returns a stub of `host_facts.query_hosts`.
 
     Args:
-      gpu_counts: number of GPUs by host; None for a host that cannot be reached.
+      gpu_counts: Number of GPUs by host; None for a host that cannot be reached.
     """
 
     def query_hosts(names, request, ssh_port):

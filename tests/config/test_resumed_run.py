@@ -21,7 +21,7 @@ def begin(folder, *words, ranks=2, **changes):
     """Writes the config.json of a run that starts with these flags; returns its configuration.
 
     Args:
-      changes: flags with other values than the flags on the command line have.
+      changes: Flags with other values than the flags on the command line have.
     """
     begun = config.resolve([*words, f"--run_dir={folder}"], ranks)
     write(folder, begun, **changes)

@@ -157,10 +157,10 @@ class Audit:
     """Follows the tensors of a traced step.
 
     Attributes:
-      copies: copies between host and GPU.
-      missing: operations without a kernel for GPUs that are not placed on the CPU explicitly.
-      seen: types of every operation that was looked up, by (operation, key).
-      launched: operations that start a kernel or a compiled program. Of two branches, those of the
+      copies: Copies between host and GPU.
+      missing: Operations without a kernel for GPUs that are not placed on the CPU explicitly.
+      seen: Types of every operation that was looked up, by (operation, key).
+      launched: Operations that start a kernel or a compiled program. Of two branches, those of the
         longer one.
     """
 

@@ -29,10 +29,10 @@ class GuardedFit:
     """A training by the library whose result is guarded.
 
     Attributes:
-      optimizer: makes the optimizer.
+      optimizer: Makes the optimizer.
       policy: Keras's dtype policy.
-      is_interrupted: whether the run is interrupted in its third epoch and then resumed.
-      is_custom_loop: whether a custom loop takes the steps instead of `fit`.
+      is_interrupted: Whether the run is interrupted in its third epoch and then resumed.
+      is_custom_loop: Whether a custom loop takes the steps instead of `fit`.
     """
 
     optimizer: Callable[[], Any]

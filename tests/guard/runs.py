@@ -74,12 +74,12 @@ class GuardedRun:
     """A training whose result is guarded.
 
     Attributes:
-      ranks: number of ranks.
-      flags: flags of the training program.
-      packed: whether all weights are updated as one vector, as on GPUs.
-      interrupted_after: step after which the run is interrupted and then resumed; 0 for a run
+      ranks: Number of ranks.
+      flags: Flags of the training program.
+      packed: Whether all weights are updated as one vector, as on GPUs.
+      interrupted_after: Step after which the run is interrupted and then resumed; 0 for a run
         without an interruption.
-      has_epoch_means: whether the mean training loss of an epoch is part of the digest. A run
+      has_epoch_means: Whether the mean training loss of an epoch is part of the digest. A run
         that is resumed within an epoch averages only the steps after the interruption.
     """
 

@@ -85,12 +85,12 @@ class JobEnd:
     """Describes how a job ended.
 
     Attributes:
-      code: the exit code.
-      seconds: from the loss to the end of the job.
-      saved: the step of the latest checkpoint, and that of the last record.
-      left: hosts on which a process of the job remains.
-      lines: lines on standard error that name a culprit, without stacks.
-      frame: the innermost frame of the first stack, or "".
+      code: The exit code.
+      seconds: Seconds from the loss to the end of the job.
+      saved: The step of the latest checkpoint, and that of the last record.
+      left: Hosts on which a process of the job remains.
+      lines: Lines on standard error that name a culprit, without stacks.
+      frame: The innermost frame of the first stack, or "".
     """
 
     code: int

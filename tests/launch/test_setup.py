@@ -227,8 +227,8 @@ def copy_of_setup(tmp_path, **programs):
     """Returns a function that starts a setup with FAKE_PYTHON, and its environment.
 
     Args:
-      tmp_path: gets the files.
-      programs: scripts by name that replace programs on the PATH.
+      tmp_path: Gets the files.
+      programs: Scripts by name that replace programs on the PATH.
     """
     launch = tmp_path / "checkout" / "launch"
     shutil.copytree(LAUNCH, launch)

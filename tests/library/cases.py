@@ -198,21 +198,21 @@ def case(
     """Returns a program that calls `compile` and `fit` once.
 
     Args:
-      make: makes the model.
-      inner: makes the optimizer.
-      data: makes all examples.
-      feed: makes the arguments of `fit` that hold the examples of a place.
-      close: see `Program`.
-      differs: see `Program`.
-      logs: see `Program`.
-      policy: dtype policy of the ranks; one process always uses float32.
-      gpu: whether TensorFlow lists a GPU.
-      objective: the loss.
-      compiled: arguments of `compile` that choose how steps run, for ranks only.
-      given: other arguments of `compile`.
-      wrapped: arguments of `DistributedOptimizer`.
-      callbacks: makes further callbacks.
-      fitted: arguments of `fit`.
+      make: Makes the model.
+      inner: Makes the optimizer.
+      data: Makes all examples.
+      feed: Makes the arguments of `fit` that hold the examples of a place.
+      close: See `Program`.
+      differs: See `Program`.
+      logs: See `Program`.
+      policy: Dtype policy of the ranks; one process always uses float32.
+      gpu: Whether TensorFlow lists a GPU.
+      objective: The loss.
+      compiled: Arguments of `compile` that choose how steps run, for ranks only.
+      given: Other arguments of `compile`.
+      wrapped: Arguments of `DistributedOptimizer`.
+      callbacks: Makes further callbacks.
+      fitted: Arguments of `fit`.
     """
 
     def run(place: Place) -> Result:

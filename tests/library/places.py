@@ -21,8 +21,8 @@ class Place:
     """The place where a program runs, with everything that the program must do differently there.
 
     Attributes:
-      size: number of ranks.
-      alone: whether the program runs in one process with the batches of all ranks. It then uses the
+      size: Number of ranks.
+      alone: Whether the program runs in one process with the batches of all ranks. It then uses the
         library only where Keras has no equivalent.
     """
 
@@ -77,10 +77,10 @@ class Program:
     """A program and the expected differences of its weights.
 
     Attributes:
-      run: returns a model and a history.
-      close: bound on the differences between its weights and those from one process.
-      differs: reason for larger differences, or an empty string if there are none.
-      logs: whether histories are equal too.
+      run: Returns a model and a history.
+      close: Bound on the differences between its weights and those from one process.
+      differs: Reason for larger differences, or an empty string if there are none.
+      logs: Whether histories are equal too.
     """
 
     run: Callable[[Place], Result]

@@ -70,7 +70,7 @@ class Note(keras.callbacks.Callback):
     """Keeps the logs of epochs, and calls a function before a batch.
 
     Attributes:
-      epochs: logs of each epoch, by its number.
+      epochs: Logs of each epoch, by its number.
     """
 
     def __init__(self, at=0, action=None):
@@ -127,13 +127,13 @@ def fit(kind, folder, at=0, action=None, epochs=EPOCHS, *, batch_size=BATCH, **o
     """Trains; returns the values of all variables by number, and the logs of epochs.
 
     Args:
-      kind: one of `KINDS`, or "tf.data".
-      folder: directory of the checkpoints.
-      at: number of the batch before which `action` is called.
-      action: function without arguments.
-      epochs: number of epochs.
-      batch_size: examples in a batch of arrays.
-      **options: of `Checkpoint`.
+      kind: One of `KINDS`, or "tf.data".
+      folder: Directory of the checkpoints.
+      at: Number of the batch before which `action` is called.
+      action: Function without arguments.
+      epochs: Number of epochs.
+      batch_size: Examples in a batch of arrays.
+      **options: Options of `Checkpoint`.
     """
     model = compiled(kind)
     x, y = hi.data.shard(arrays(), hi.rank(), hi.size())
@@ -249,8 +249,8 @@ def examples_trained(folder, at):
     """Trains an epoch in an exact order; returns the examples of this rank that it has trained.
 
     Args:
-      folder: directory of the checkpoints, for all jobs.
-      at: number of the batch before which the last rank asks to stop; 0 for the whole epoch.
+      folder: Directory of the checkpoints, for all jobs.
+      at: Number of the batch before which the last rank asks to stop; 0 for the whole epoch.
     """
     loaded = []
     with programs.ranks():

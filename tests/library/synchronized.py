@@ -38,10 +38,10 @@ def normalized(name: str, first: int, last: int, connect: bool) -> dict[str, lis
     """Returns outputs, gradients and statistics of one layer for a part of the batch.
 
     Args:
-      name: key of `LAYERS`.
-      first: first example of the part.
-      last: the example after the part.
-      connect: whether the layer is connected to the ranks.
+      name: Key of `LAYERS`.
+      first: First example of the part.
+      last: The example after the part.
+      connect: Whether the layer is connected to the ranks.
     """
     shape, arguments, has_mask, calls = LAYERS[name]
     random = np.random.default_rng(3)

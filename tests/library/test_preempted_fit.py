@@ -124,10 +124,10 @@ def assert_continues(kind, folder, whole, *moments):
     """Preempts or kills a job at several moments and compares its end with that of `whole`.
 
     Args:
-      kind: kind of data.
-      folder: directory of the job.
-      whole: directory of a job that has trained without interruption.
-      *moments: for each start, the environment variables that say when it gets which signal.
+      kind: Kind of data.
+      folder: Directory of the job.
+      whole: Directory of a job that has trained without interruption.
+      *moments: For each start, the environment variables that say when it gets which signal.
     """
     for moment in moments:
         done = job(kind, folder, EVERY=0.01, **moment)

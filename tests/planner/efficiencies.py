@@ -37,16 +37,16 @@ class Efficiency:
     """Describes a published scaling efficiency.
 
     Attributes:
-      source: the publication.
-      cluster: a value of the planner's --cluster.
-      gpus: number of GPUs.
-      batch: images per GPU and step.
-      precision: a key of the cluster's computation times.
-      wire_bytes: size of a gradient element in the all-reduce.
-      algorithm: a value of --allreduce; `auto` (the fastest) if the publication names none.
-      printed: the published efficiency, a fraction.
-      images_per_second: throughput of all GPUs, if published.
-      baseline: images per second of one GPU, if the efficiency is relative to another batch.
+      source: The publication.
+      cluster: A value of the planner's --cluster.
+      gpus: Number of GPUs.
+      batch: Images per GPU and step.
+      precision: A key of the cluster's computation times.
+      wire_bytes: Size of a gradient element in the all-reduce.
+      algorithm: A value of --allreduce; `auto` (the fastest) if the publication names none.
+      printed: The published efficiency, a fraction.
+      images_per_second: Throughput of all GPUs, if published.
+      baseline: Images per second of one GPU, if the efficiency is relative to another batch.
     """
 
     source: str
@@ -196,11 +196,11 @@ def exposed_by_cycle(layers, backward_seconds, element_bytes, cost, phase):
     `ENGINE_FUSION_BYTES`.
 
     Args:
-      layers: from input to output.
-      backward_seconds: time of backpropagation.
-      element_bytes: bytes per gradient element.
-      cost: function from bytes to seconds of an all-reduce.
-      phase: fraction of a cycle at which backpropagation begins, 0 to 1.
+      layers: Layers from input to output.
+      backward_seconds: Time of backpropagation.
+      element_bytes: Bytes per gradient element.
+      cost: Function from bytes to seconds of an all-reduce.
+      phase: Fraction of a cycle at which backpropagation begins, 0 to 1.
     """
     ready = gradient_ready_times(layers, backward_seconds, element_bytes)
     clock = (1 - phase) * ENGINE_CYCLE_SECONDS

@@ -32,10 +32,10 @@ def logits(x, kernels, norms, last_norm, dense):
     """Returns class scores of images [b, h, w, 3] at inference, where dropout does nothing.
 
     Args:
-      x: normalized images.
-      kernels: kernels of the five convolutions, which have no bias.
-      norms: the five normalizations after them.
-      last_norm: the normalization after pool5.
+      x: Normalized images.
+      kernels: Kernels of the five convolutions, which have no bias.
+      norms: The five normalizations after them.
+      last_norm: The normalization after pool5.
       dense: (kernel, bias) of the two hidden layers and the classifier.
     """
     for index, ((_, _, stride, pad), kernel, norm) in enumerate(

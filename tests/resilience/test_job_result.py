@@ -44,12 +44,12 @@ def result(launcher_code, *exits, output=(), stop=0, forced_by=0, **facts):
     """Returns the result of a job.
 
     Args:
-      launcher_code: exit code of the launcher.
-      *exits: the exits that ranks have reported.
-      output: attributes of the launcher's output.
-      stop: the signal that has requested a stop; 0 if there was none.
-      forced_by: the signal that has ended the job at once; 0 if there was none.
-      **facts: other attributes of the result.
+      launcher_code: Exit code of the launcher.
+      *exits: The exits that ranks have reported.
+      output: Attributes of the launcher's output.
+      stop: The signal that has requested a stop; 0 if there was none.
+      forced_by: The signal that has ended the job at once; 0 if there was none.
+      **facts: Other attributes of the result.
     """
     launcher_output = LauncherOutput()
     for name, value in dict(output).items():

@@ -24,13 +24,13 @@ def work(folder, shell, *, ignore_write_errors=False, **options):
     """Runs a process that prints much and ends with code 75.
 
     Args:
-      folder: where the process leaves a proof that it has reached its end.
-      shell: a command line with {} for the process.
-      ignore_write_errors: argument of `lossy_stream.install` in the process.
-      **options: arguments of `subprocess.run`.
+      folder: Folder in which the process leaves a proof that it has reached its end.
+      shell: A command line with {} for the process.
+      ignore_write_errors: Argument of `lossy_stream.install` in the process.
+      **options: Arguments of `subprocess.run`.
 
     Returns:
-      the completed shell, and whether the process has reached its end.
+      The completed shell, and whether the process has reached its end.
     """
     proof = os.open(folder / "proof", os.O_CREAT | os.O_WRONLY)
     (folder / "work.py").write_text(

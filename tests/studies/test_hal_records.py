@@ -17,8 +17,8 @@ def write_records(path, runs):
     """Writes the records of runs; top-5 is 15 points above top-1.
 
     Args:
-      path: where to write.
-      runs: top-1 and images/s of each epoch, by (gpus, images per GPU).
+      path: Path of the file to write.
+      runs: Top-1 and images/s of each epoch, by (gpus, images per GPU).
     """
     lines = ["gpus,per_gpu_batch,epoch,train_top1,val_top1,val_top5,images_per_second"]
     for (gpus, images), epochs in runs.items():

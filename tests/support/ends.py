@@ -106,11 +106,11 @@ class End:
     """Describes how a command ended.
 
     Attributes:
-      code: the exit code.
-      lines: standard error after the stop.
-      saved: how many of the steps are in the latest checkpoint.
-      answer: seconds until the first line on standard error; None if there was none.
-      left: names of the files that remained in the directory of temporary files.
+      code: The exit code.
+      lines: Standard error after the stop.
+      saved: How many of the steps are in the latest checkpoint.
+      answer: Seconds until the first line on standard error; None if there was none.
+      left: Names of the files that remained in the directory of temporary files.
     """
 
     code: int

@@ -9,7 +9,7 @@ class FakeRun(Run):
     """A run without a loop.
 
     Attributes:
-      values: values that `read` returns, by name.
+      values: Values that `read` returns, by name.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ def run(*calls: tuple[str, Sequence[str] | None]) -> tuple[list, set[str], str]:
     """Makes the calls one after the other in one new process.
 
     Args:
-      calls: names of modules, each with the arguments of its `main`, or None to import it only.
+      calls: Names of modules, each with the arguments of its `main`, or None to import it only.
 
     Returns:
       The exit codes, the packages that are loaded at the end, and what was written to standard

@@ -23,8 +23,8 @@ def call(module: str, arguments: Sequence[str]) -> list:
     """Calls `main` of a module; returns the exit code, the output and the errors of this rank.
 
     Args:
-      module: its full name.
-      arguments: the command line.
+      module: Its full name.
+      arguments: The command line.
     """
     program = importlib.import_module(module).main
     output = io.StringIO()

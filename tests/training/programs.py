@@ -12,9 +12,9 @@ def cluster_2_step(loss: float, steps: int, *more_flags: str) -> dict:
     """Takes steps by the flags of cluster 2, with gradients of about the size of the loss.
 
     Args:
-      loss: the loss.
-      steps: number of steps.
-      more_flags: replace flags of cluster 2.
+      loss: The loss.
+      steps: Number of steps.
+      more_flags: Replace flags of cluster 2.
 
     Returns:
       The size of the last gradient and the one that it should have, the counts of updates and of

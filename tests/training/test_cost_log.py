@@ -12,7 +12,7 @@ def epoch_logs(exposed_ms):
     """Returns the logs of an epoch of two ranks, the second of which has read 7 bytes in 2 reads.
 
     Args:
-      exposed_ms: time of each rank from its last gradient to the last sum.
+      exposed_ms: Time of each rank from its last gradient to the last sum.
     """
     reads = types.SimpleNamespace(bytes_read=100, operations=10)
     other = {"exposed_ms": exposed_ms[1], "bytes_read": 7, "reads": 2}

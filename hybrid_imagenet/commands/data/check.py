@@ -29,15 +29,15 @@ def check_split(request: DatasetRequest, workers: int) -> Iterator[DatasetNote]:
     Every image is decoded. Of shards with a manifest, the sizes and checksums are compared too.
 
     Args:
-      request: the split.
-      workers: number of processes.
+      request: The split.
+      workers: Number of processes.
 
     Yields:
       One note for each fault, with file, offset and reason, and notes on what else is worth
       knowing.
 
     Raises:
-      UserError: if the dataset cannot be opened.
+      UserError: If the dataset cannot be opened.
     """
     source = request.open()
     yield from source.notes

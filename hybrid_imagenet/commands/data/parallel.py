@@ -33,17 +33,17 @@ def run(
     """Calls a function for all tasks, in several processes.
 
     Args:
-      function: is called with a source and a task. It is pickled, so it must be defined at the top
+      function: Is called with a source and a task. It is pickled, so it must be defined at the top
         level of a module.
-      request: names the source, which each process opens by itself.
-      tasks: the second arguments of the calls, which are pickled too.
-      workers: number of processes; with 1 the tasks run in this process.
+      request: Names the source, which each process opens by itself.
+      tasks: The second arguments of the calls, which are pickled too.
+      workers: Number of processes; with 1 the tasks run in this process.
 
     Yields:
       (task, result) pairs, as they are done.
 
     Raises:
-      UserError: if a process dies, for example because memory runs out.
+      UserError: If a process dies, for example because memory runs out.
     """
     if workers == 1 or len(tasks) <= 1:
         source = request.open()
@@ -104,8 +104,8 @@ class ProgressPrinter:
     """Prints a line to stderr after each tenth of the images.
 
     Args:
-      title: what is worked on, at the beginning of each line.
-      total: number of images.
+      title: What is worked on, at the beginning of each line.
+      total: Number of images.
     """
 
     def __init__(self, title: str, total: int) -> None:

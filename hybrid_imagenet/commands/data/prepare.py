@@ -40,13 +40,13 @@ class PrepareSettings:
     """Says how images are written.
 
     Attributes:
-      resize: larger images are reduced until their shorter side has this many pixels; None copies
+      resize: Larger images are reduced until their shorter side has this many pixels; None copies
         every image as it is.
       quality: JPEG quality of reduced images, 1 to 100.
-      per_shard: number of images per shard.
-      skip_bad_records: omit records that cannot be used, and list them in the manifest, instead of
+      per_shard: Number of images per shard.
+      skip_bad_records: Omit records that cannot be used, and list them in the manifest, instead of
         failing.
-      max_bad_records: number of omitted records per split above which preparing fails.
+      max_bad_records: Number of omitted records per split above which preparing fails.
     """
 
     resize: int | None = None
@@ -61,10 +61,10 @@ class _ShardTask:
     """One shard to write.
 
     Attributes:
-      path: the file.
-      first: index of the first example.
-      last: index after the last example.
-      settings: how to write them.
+      path: The file.
+      first: Index of the first example.
+      last: Index after the last example.
+      settings: How to write them.
     """
 
     path: Path
@@ -86,10 +86,10 @@ def prepare_dataset(
     settings has finished are kept.
 
     Args:
-      request: the dataset; its split is ignored.
-      target: a new directory, or that of an interrupted call.
-      settings: how to write the images.
-      workers: number of processes.
+      request: The dataset; its split is ignored.
+      target: A new directory, or that of an interrupted call.
+      settings: How to write the images.
+      workers: Number of processes.
 
     Returns:
       The manifest. For each split it has the number of images in the source (`images_in`), of those
@@ -97,7 +97,7 @@ def prepare_dataset(
       (`bad_records`), and `notes` on what the source does not read.
 
     Raises:
-      UserError: if the source cannot be used, if there is a bad record or more of them than
+      UserError: If the source cannot be used, if there is a bad record or more of them than
         `max_bad_records`, or if the target holds something else or another call writes there.
     """
     requests = {split: dataclasses.replace(request, split=split) for split in SPLITS}
@@ -155,7 +155,7 @@ def _lock_target(target: Path) -> Iterator[None]:
     """Creates a target, and keeps other calls from writing there.
 
     Raises:
-      UserError: if it is not empty, if another call has locked it, or if it cannot be written.
+      UserError: If it is not empty, if another call has locked it, or if it cannot be written.
     """
     state = target / _STATE_DIRECTORY
     try:
@@ -185,7 +185,7 @@ def _claim_target(target: Path, identity: dict[str, Any]) -> None:
     """Stores the conversion's identity, or compares it with an interrupted one.
 
     Raises:
-      UserError: if they differ.
+      UserError: If they differ.
     """
     identity_file = target / _STATE_DIRECTORY / "settings.json"
     if not identity_file.exists():
@@ -266,7 +266,7 @@ def _write_shards(
     """Writes the shards that are not finished yet, and logs bad records.
 
     Raises:
-      UserError: if there are more bad records than `max_bad_records`, or if one is bad and may not
+      UserError: If there are more bad records than `max_bad_records`, or if one is bad and may not
         be omitted.
     """
     progress = parallel.ProgressPrinter(f"{request.split} shards", num_examples)
@@ -323,7 +323,7 @@ def _write_shard(source: Source, task: _ShardTask) -> list[str]:
       The bad records that were omitted.
 
     Raises:
-      UserError: for a bad record that may not be omitted.
+      UserError: For a bad record that may not be omitted.
     """
     bad_records: list[str] = []
     checksum = google_crc32c.Checksum()
@@ -357,7 +357,7 @@ def _encode_record(source: Source, index: int, settings: PrepareSettings) -> byt
     """Returns one example as a TFRecord in the layout of TensorFlow's ImageNet.
 
     Raises:
-      BadRecord: if the example cannot be read, or its image cannot be used.
+      BadRecord: If the example cannot be read, or its image cannot be used.
     """
     content, label = source.read_one(index)
     file, offset = source.locate(index)
@@ -389,18 +389,18 @@ def shrink_image(
     A JPEG that is small enough is returned as it is.
 
     Args:
-      content: the encoded image.
-      kind: its kind, from `images.decode_header`.
-      height: its height in pixels.
-      width: its width in pixels.
-      max_shorter_side: maximum of the smaller of height and width, in pixels.
-      quality: quality of a JPEG that is written, 1 to 100.
+      content: The encoded image.
+      kind: Its kind, from `images.decode_header`.
+      height: Its height in pixels.
+      width: Its width in pixels.
+      max_shorter_side: Maximum of the smaller of height and width, in pixels.
+      quality: Quality of a JPEG that is written, 1 to 100.
 
     Returns:
       (content, height, width) of the result.
 
     Raises:
-      ValueError: if the image does not decode, or is a JPEG with damage that would be hidden in a
+      ValueError: If the image does not decode, or is a JPEG with damage that would be hidden in a
         new one.
     """
     from PIL import Image

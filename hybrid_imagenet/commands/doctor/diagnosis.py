@@ -30,9 +30,9 @@ class Finding:
 
     Attributes:
       level: PASS, WARN or FAIL.
-      check: what was checked.
-      message: what was found.
-      remedy: what to do; empty if nothing is wrong.
+      check: What was checked.
+      message: What was found.
+      remedy: What to do; empty if nothing is wrong.
     """
 
     level: str
@@ -46,10 +46,10 @@ class JobRequirements:
     """The needs of a job that hosts are checked against.
 
     Attributes:
-      slots: ranks on each host, by host name.
-      interface: the network interface that the user named, or None.
-      data_dir: directory of the dataset, or None if it is not compared.
-      gpus: whether the ranks will run on GPUs, which is so if any host has one.
+      slots: Ranks on each host, by host name.
+      interface: The network interface that the user named, or None.
+      data_dir: Directory of the dataset, or None if it is not compared.
+      gpus: Whether the ranks will run on GPUs, which is so if any host has one.
     """
 
     slots: Mapping[str, int]
@@ -70,10 +70,10 @@ def check_same(check: str, values: Mapping[str, Any], remedy: str, level: str = 
     """Passes if all hosts have the same value; otherwise lists the hosts of each value.
 
     Args:
-      check: name of the check.
-      values: by host name.
-      remedy: what to do if the values differ.
-      level: level of the finding if the values differ.
+      check: Name of the check.
+      values: Values by host name.
+      remedy: What to do if the values differ.
+      level: Level of the finding if the values differ.
     """
     hosts_by_value: dict[str, list[str]] = collections.defaultdict(list)
     for host, value in values.items():
@@ -94,11 +94,11 @@ def check_each(
     """Passes if no host has a problem; otherwise lists them.
 
     Args:
-      check: name of the check.
-      passed: message if there are no problems.
+      check: Name of the check.
+      passed: Message if there are no problems.
       problems: (host, problem) pairs.
-      remedy: what to do about the problems.
-      level: level of the finding if there are problems.
+      remedy: What to do about the problems.
+      level: Level of the finding if there are problems.
     """
     if not problems:
         return Finding(PASS, check, passed)

@@ -106,7 +106,7 @@ def check_hosts(options: argparse.Namespace) -> tuple[dict[str, Facts], list[Fin
       The facts of the hosts that answered, by name; and all findings, in the order of the report.
 
     Raises:
-      UserError: for an option that cannot be used.
+      UserError: For an option that cannot be used.
     """
     slots = host_facts.parse_hosts(options.hosts, options.slots)
     if options.interface and not _INTERFACE.fullmatch(options.interface):

@@ -27,7 +27,7 @@ class UnreachableError(Exception):
     """A host did not return its facts; the message says why.
 
     Attributes:
-      remedy: what the user can do.
+      remedy: What the user can do.
     """
 
     def __init__(self, message: str, remedy: str):
@@ -39,11 +39,11 @@ def parse_hosts(text: str, default_slots: int = 1) -> dict[str, int]:
     """Parses `HOST[:SLOTS],...`; returns the slots of each host, in the order of the list.
 
     Args:
-      text: the value of `-H`.
-      default_slots: slots of a host without `:SLOTS`.
+      text: The value of `-H`.
+      default_slots: Slots of a host without `:SLOTS`.
 
     Raises:
-      UserError: for an empty list, an invalid name, or one that is listed twice.
+      UserError: For an empty list, an invalid name, or one that is listed twice.
     """
     if not text.strip():
         # A script may pass a variable that is not set.
@@ -82,12 +82,12 @@ def query_host(name: str, request: dict[str, Any], ssh_port: int | None = None) 
     """Returns the facts of one host.
 
     Args:
-      name: of the host.
-      request: the argument of `probe.collect_facts`.
-      ssh_port: port of sshd on the host; None for the port in the configuration of ssh.
+      name: Name of the host.
+      request: The argument of `probe.collect_facts`.
+      ssh_port: Port of sshd on the host; None for the port in the configuration of ssh.
 
     Raises:
-      UnreachableError: if it does not answer, or has no environment at the path of this one.
+      UnreachableError: If it does not answer, or has no environment at the path of this one.
     """
     command = [sys.executable, "-", json.dumps(request)]
     if not is_local(name):

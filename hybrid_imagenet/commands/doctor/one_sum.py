@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] = ()) -> int:
     """Sums rank + 1 over all ranks, and prints one line on each rank.
 
     Raises:
-      SharedError: if the sum is wrong.
+      SharedError: If the sum is wrong.
     """
     communicator = comm.start()
     # Imported late: TensorFlow starts with the threads that comm sets.

@@ -45,7 +45,7 @@ def collect_facts(request: dict[str, Any], root: Path = Path("/")) -> dict[str, 
     Args:
       request: `data_dir` (of the dataset), `run_dir` (for results) and `hosts` (names to look up);
         all are optional.
-      root: directory that contains sys and dev; tests pass another one.
+      root: Directory that contains sys and dev; tests pass another one.
     """
     return {
         "python": platform.python_version(),

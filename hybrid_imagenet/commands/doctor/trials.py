@@ -24,7 +24,7 @@ class Trial:
 
     Attributes:
       where: "inside HOST" or "from HOST to HOST", for the report.
-      hosts: value of `-H` of `hybrid-imagenet run`.
+      hosts: Value of `-H` of `hybrid-imagenet run`.
     """
 
     where: str
@@ -36,8 +36,8 @@ class TrialOutcome:
     """The result of a trial.
 
     Attributes:
-      exit_code: of the job; None if it took too long.
-      output: what its processes printed.
+      exit_code: Exit code of the job; None if it took too long.
+      output: What its processes printed.
     """
 
     exit_code: int | None
@@ -50,9 +50,9 @@ def run_trials(
     """Runs two ranks inside hosts, and then between the first two hosts.
 
     Args:
-      hosts: the facts of the hosts that answered, at least one.
-      expect_nccl: use only hosts with GPUs, one of each kind.
-      run: runs one trial, see `run_trial`.
+      hosts: The facts of the hosts that answered, at least one.
+      expect_nccl: Use only hosts with GPUs, one of each kind.
+      run: Runs one trial, see `run_trial`.
     """
     findings = []
     for trial in choose_trials(hosts, expect_nccl):
@@ -134,10 +134,10 @@ def check_outcome(
     """Returns the finding of a trial, with the remedy.
 
     Args:
-      trial: what was tried.
-      outcome: its result.
-      expect_nccl: whether NCCL should have summed the vector.
-      seconds: how long the trial took.
+      trial: What was tried.
+      outcome: Its result.
+      expect_nccl: Whether NCCL should have summed the vector.
+      seconds: How long the trial took.
     """
     check = f"{'NCCL' if expect_nccl else 'two ranks'} {trial.where}"
     if outcome.exit_code != 0 or outcome.output.count(SUCCESS_TEXT) != 2:

@@ -43,7 +43,7 @@ def metric_chart(runs: Sequence[LoadedRun], metric: str, by: str) -> Chart | Non
     read. A run that diverged may leave the chart.
 
     Args:
-      runs: each gets a color and a shape of marks.
+      runs: Each gets a color and a shape of marks.
       metric: `top1`, `top5` or `loss`.
       by: `epoch`, `step` or `hours`.
 
@@ -181,9 +181,9 @@ def _axis_limits(
     """Returns the ends of an axis that shows all values; None if there are none.
 
     Args:
-      values: at least 0.
-      highest: the axis does not go beyond it, unless a value does.
-      log: whether the axis is logarithmic.
+      values: At least 0.
+      highest: The axis does not go beyond it, unless a value does.
+      log: Whether the axis is logarithmic.
     """
     if not values:
         return None

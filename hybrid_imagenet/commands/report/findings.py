@@ -66,13 +66,13 @@ class Assessment:
     Attributes:
       verdict: `good`, `bad`, or `open` if the run has not ended. Without a target that was
         requested, a run is good if it does not overfit and did not wait for input.
-      outcome: how the run went, compared with its target.
-      reference_comparison: the run compared with MLPerf's reference; empty if it did not train on
+      outcome: How the run went, compared with its target.
+      reference_comparison: The run compared with MLPerf's reference; empty if it did not train on
         ImageNet.
-      handover_note: for a good run, a sentence on updates that grew after the warmup; else empty.
-      causes: what held the run back or took time. First the sentence on updates that grew, unless
+      handover_note: For a good run, a sentence on updates that grew after the warmup; else empty.
+      causes: What held the run back or took time. First the sentence on updates that grew, unless
         the run is good; then the causes of time other than computation, the largest first.
-      causes_heading: heading of `causes`. A run that reached its target was not held back.
+      causes_heading: Heading of `causes`. A run that reached its target was not held back.
     """
 
     verdict: str
@@ -331,9 +331,9 @@ class UpdateJump:
     """Updates that grew when SGD took over from AdaBound at the end of the warmup.
 
     Attributes:
-      before: record of the last epoch of AdaBound.
-      after: record of the first epoch of SGD.
-      factor: how much larger |update| / |weights| is after the warmup, as the median over layers.
+      before: Record of the last epoch of AdaBound.
+      after: Record of the first epoch of SGD.
+      factor: How much larger |update| / |weights| is after the warmup, as the median over layers.
     """
 
     before: Mapping[str, Any]
@@ -467,8 +467,8 @@ class Suggestion:
     """A change to try in the next run.
 
     Attributes:
-      change: a flag with its value, or a command.
-      reason: why it may help.
+      change: A flag with its value, or a command.
+      reason: Why it may help.
     """
 
     change: str
@@ -561,8 +561,8 @@ def _suggest_for_missed_target(run: LoadedRun, epochs: float) -> Iterator[Sugges
     """Suggests changes for a finished run that has no target or did not reach it.
 
     Args:
-      run: the run.
-      epochs: its planned number of epochs.
+      run: The run.
+      epochs: Its planned number of epochs.
     """
     warmup_epochs = float(run.flags.get("warmup_epochs") or 0)
     if 0 < epochs <= warmup_epochs:
@@ -625,9 +625,9 @@ def _suggest_learning_rate(
     """Suggests a learning rate for a run whose training accuracy is below its target.
 
     Args:
-      run: the run.
-      training: its last training accuracy, a fraction.
-      validation: its last validation accuracy, a fraction, if known.
+      run: The run.
+      training: Its last training accuracy, a fraction.
+      validation: Its last validation accuracy, a fraction, if known.
     """
     learning_rate = run.flags.get("lr")
     if not learning_rate or run.flags.get("lr_schedule") in FIXED_SCHEDULES:
@@ -653,9 +653,9 @@ def _suggest_for_time(run: LoadedRun, cause: str, fraction: float) -> Iterator[S
     """Suggests how to reduce one cause of time.
 
     Args:
-      run: the run.
-      cause: a key of `time_fractions`.
-      fraction: its fraction of the run's time.
+      run: The run.
+      cause: A key of `time_fractions`.
+      fraction: Its fraction of the run's time.
     """
     minimum = _MIN_FRACTION_FOR_ADVICE
     if cause == "evaluation":

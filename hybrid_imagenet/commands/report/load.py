@@ -37,17 +37,17 @@ class LoadedRun:
     """A run as its directory records it.
 
     Attributes:
-      name: name in the report.
-      path: absolute path of the run directory.
-      flags: settings by flag.
-      environment: versions and hardware.
-      steps: step records of metrics.jsonl.
-      epochs: epoch records of metrics.jsonl.
-      summary: summary.json of the last session, or a summary of the records if there is none.
-      state: one of the states in `runlog.state`.
-      origins: what set each flag (default, recipe, command line ...).
-      divergence_record: the last record of a run that ended because it diverged; else None.
-      error: the error that ended a run that failed; else empty.
+      name: Name in the report.
+      path: Absolute path of the run directory.
+      flags: Settings by flag.
+      environment: Versions and hardware.
+      steps: Step records of metrics.jsonl.
+      epochs: Epoch records of metrics.jsonl.
+      summary: The `summary.json` of the last session, or a summary of the records if there is none.
+      state: One of the states in `runlog.state`.
+      origins: What set each flag (default, recipe, command line ...).
+      divergence_record: The last record of a run that ended because it diverged; else None.
+      error: The error that ended a run that failed; else empty.
     """
 
     name: str
@@ -125,9 +125,9 @@ class LoadedRun:
         Records without the key, or without their epoch, step or time, are skipped.
 
         Args:
-          key: name of a value in the records.
+          key: Name of a value in the records.
           by: `epoch` (fractional if a record has `position`), `step` or `hours`.
-          from_steps: read the step records instead of the epoch records.
+          from_steps: Read the step records instead of the epoch records.
 
         Returns:
           The x coordinates and the values, both of the same length.
@@ -160,7 +160,7 @@ def load_runs(paths: Sequence[str]) -> list[LoadedRun]:
     parent directories as it takes to distinguish them.
 
     Raises:
-      UserError: if a run cannot be read.
+      UserError: If a run cannot be read.
     """
     runs = {run.path: run for run in map(load_run, paths)}
     depth = 1
@@ -175,7 +175,7 @@ def load_run(path: str | os.PathLike[str]) -> LoadedRun:
     """Reads a run directory in any state, even before its first record.
 
     Raises:
-      UserError: if there is no run, or a file of it is damaged, has values of a wrong type or is
+      UserError: If there is no run, or a file of it is damaged, has values of a wrong type or is
         not a regular file.
     """
     directory = pathlib.Path(path)
@@ -237,7 +237,7 @@ def _read_image_results(path: pathlib.Path) -> dict[str, npt.NDArray[Any]]:
     """Reads image_results.npz.
 
     Raises:
-      Exception: of nearly any type, if the file is absent, damaged or something else.
+      Exception: An exception of nearly any type, if the file is absent, damaged or something else.
     """
     content = files.read_run_file(path, _MAX_IMAGE_RESULTS_BYTES)
     with zipfile.ZipFile(io.BytesIO(content)) as archive:

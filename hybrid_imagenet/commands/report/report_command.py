@@ -82,15 +82,15 @@ def write(paths: Sequence[str], out: str | None = None) -> pathlib.Path:
     """Writes a report on runs.
 
     Args:
-      paths: run directories.
-      out: directory of the report. Without it, the report of one run is in its directory, and the
+      paths: Run directories.
+      out: Directory of the report. Without it, the report of one run is in its directory, and the
         report of several runs in ./report.
 
     Returns:
       The path of the page.
 
     Raises:
-      UserError: if a run cannot be read or the report cannot be written.
+      UserError: If a run cannot be read or the report cannot be written.
     """
     runs = load.load_runs(paths)
     if out:

@@ -50,14 +50,14 @@ class Series:
     """One line of a chart.
 
     Attributes:
-      name: name in the legend.
-      xs: x coordinates of the points, ascending.
-      ys: y coordinates of the points.
-      color: number in the palette.
-      dashed: for a line that accompanies another, such as training next to validation.
-      shape: number of the shape of the marks, which distinguishes runs without color; None draws no
+      name: Name in the legend.
+      xs: X coordinates of the points, ascending.
+      ys: Y coordinates of the points.
+      color: Number in the palette.
+      dashed: Whether the line accompanies another, such as training next to validation.
+      shape: Number of the shape of the marks, which distinguishes runs without color; None draws no
         marks.
-      run: number of the run if the legend of the page names the line and can hide it. None puts the
+      run: Number of the run if the legend of the page names the line and can hide it. None puts the
         line into the legend of the chart.
     """
 
@@ -75,14 +75,14 @@ class Chart:
     """A chart with lines.
 
     Attributes:
-      title: heading of the chart.
-      series: lines, in the order of drawing.
-      x_label: label of the horizontal axis, with its unit.
-      y_label: label of the vertical axis, with its unit.
-      log_y: whether the vertical axis is logarithmic.
-      zero: whether the vertical axis begins at 0.
-      limits: ends of the vertical axis; lines are clipped there. None shows all values.
-      levels: name and value of horizontal lines, such as targets.
+      title: Heading of the chart.
+      series: Lines, in the order of drawing.
+      x_label: Label of the horizontal axis, with its unit.
+      y_label: Label of the vertical axis, with its unit.
+      log_y: Whether the vertical axis is logarithmic.
+      zero: Whether the vertical axis begins at 0.
+      limits: Ends of the vertical axis; lines are clipped there. None shows all values.
+      levels: Name and value of horizontal lines, such as targets.
     """
 
     title: str
@@ -100,11 +100,11 @@ class Scale:
     """Maps values on an axis to coordinates.
 
     Attributes:
-      low: value at the beginning of the axis.
-      high: value at its end.
-      start: coordinate of `low`.
-      end: coordinate of `high`.
-      log: whether the axis is logarithmic.
+      low: Value at the beginning of the axis.
+      high: Value at its end.
+      start: Coordinate of `low`.
+      end: Coordinate of `high`.
+      log: Whether the axis is logarithmic.
     """
 
     low: float
@@ -143,11 +143,11 @@ def fit_scale(
     """Returns a scale that shows all values with a margin.
 
     Args:
-      values: values to show. On a logarithmic scale, only positive ones count.
-      start: coordinate of the lowest value.
-      end: coordinate of the highest value.
-      log: whether the scale is logarithmic.
-      zero: whether a linear scale begins at 0.
+      values: Values to show. On a logarithmic scale, only positive ones count.
+      start: Coordinate of the lowest value.
+      end: Coordinate of the highest value.
+      log: Whether the scale is logarithmic.
+      zero: Whether a linear scale begins at 0.
     """
     shown_values = [value for value in values if math.isfinite(value) and (value > 0 or not log)]
     low = min(shown_values, default=1.0)
@@ -433,10 +433,10 @@ def stacked_bars(
     Negative parts are not drawn.
 
     Args:
-      title: heading of the figure.
-      rows: name of each bar, and its parts by name.
-      unit: unit of the values, in full.
-      colors: number of the color of each part.
+      title: Heading of the figure.
+      rows: Name of each bar, and its parts by name.
+      unit: Unit of the values, in full.
+      colors: Number of the color of each part.
     """
     totals = [sum(max(value, 0.0) for value in parts.values()) for _, parts in rows]
     scale = Scale(0.0, max([*totals, 1e-12]), float(_BAR_MARGIN), float(WIDTH - _BAR_MARGIN))

@@ -263,9 +263,9 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], css_class: str =
     """Returns a table of texts.
 
     Args:
-      header: name of each column.
-      rows: cells of each row; the first one names the row.
-      css_class: class of the table.
+      header: Name of each column.
+      rows: Cells of each row; the first one names the row.
+      css_class: Class of the table.
     """
     # With a non-breaking hyphen, names such as "top-1" stay on one line.
     names = [html.escape(name).replace("-", "&#8209;") for name in header]

@@ -43,7 +43,7 @@ def open_split(request: DatasetRequest) -> tfrecord.ShardSource:
     They are in `data_dir`, by default in the user's cache.
 
     Raises:
-      UserError: if the directory cannot be written.
+      UserError: If the directory cannot be written.
     """
     directory = _directory(request)
     if not directory.is_dir():
@@ -117,7 +117,7 @@ def _choose_validation(labels: np.ndarray) -> np.ndarray:
     """Chooses 297 images for validation, always the same, stratified by class.
 
     Args:
-      labels: the class of each image, int [n].
+      labels: The class of each image, int [n].
 
     Returns:
       Whether each image is for validation, bool [n].
@@ -140,8 +140,8 @@ def _encode_example(image: np.ndarray, label: int) -> bytes:
     """Returns an Example with one digit as a smooth RGB JPEG of 64 x 64 pixels.
 
     Args:
-      image: the original, [8, 8], values 0 to 16.
-      label: its class, 0 to 9. The Example counts from 1, as ImageNet's do.
+      image: The original, [8, 8], values 0 to 16.
+      label: Its class, 0 to 9. The Example counts from 1, as ImageNet's do.
     """
     from PIL import Image
 

@@ -56,16 +56,16 @@ class FolderSource(Source):
     their class.
 
     Args:
-      directory: contains `train` and `val`. With `val_fraction` it contains the class directories
+      directory: Contains `train` and `val`. With `val_fraction` it contains the class directories
         themselves, or only `train`.
       split: "train" or "validation".
-      val_fraction: fraction of each class that is used for validation instead of training (see
+      val_fraction: Fraction of each class that is used for validation instead of training (see
         `data.splits.validation_mask`); 0 if the two splits have their own directories.
-      num_classes: number of class directories, which says that those without images are meant to
+      num_classes: Number of class directories, which says that those without images are meant to
         be classes; None if it was not given.
 
     Raises:
-      UserError: if there are no classes or no images, if a training class has no images, or if a
+      UserError: If there are no classes or no images, if a training class has no images, or if a
         validation class does not exist in the training split.
     """
 
@@ -142,11 +142,11 @@ class _Tree(NamedTuple):
     """The class directories of a split.
 
     Attributes:
-      root: the directory that contains the class directories.
-      class_names: names of the classes, sorted.
-      directory_names: name of the directory of each class. It may have another Unicode form than
+      root: The directory that contains the class directories.
+      class_names: Names of the classes, sorted.
+      directory_names: Name of the directory of each class. It may have another Unicode form than
         the class name, and it may be missing from `root`.
-      skipped: counts what else is in `root`, and classes of training that are missing.
+      skipped: Counts what else is in `root`, and classes of training that are missing.
     """
 
     root: Path
@@ -163,8 +163,8 @@ class _ClassListing(NamedTuple):
     """The files of a class.
 
     Attributes:
-      images: names of the images, sorted.
-      skipped: name, reason, and whether it may be an image, of each entry that is not read.
+      images: Names of the images, sorted.
+      skipped: Name, reason, and whether it may be an image, of each entry that is not read.
     """
 
     images: list[str]
@@ -175,7 +175,7 @@ def _find_split(directory: Path, split: str, val_fraction: float = 0.0) -> _Tree
     """Finds the class directories of a split, without listing their images.
 
     Raises:
-      UserError: if there are no classes, or if a validation class does not exist in the training
+      UserError: If there are no classes, or if a validation class does not exist in the training
         split.
     """
     if val_fraction:
@@ -209,9 +209,9 @@ def _check_empty_classes(tree: _Tree, class_has_image: list[bool], num_classes: 
     create `lost+found`, `__MACOSX` and `@eaDir`.
 
     Args:
-      tree: the class directories of the training split.
-      class_has_image: for each class, whether it has an image.
-      num_classes: number of classes that the user has given, if any.
+      tree: The class directories of the training split.
+      class_has_image: For each class, whether it has an image.
+      num_classes: Number of classes that the user has given, if any.
     """
     # If no class has an image, something else is wrong, and `FolderSource` reports it.
     if all(class_has_image) or not any(class_has_image) or num_classes == len(class_has_image):
@@ -234,7 +234,7 @@ def _find_split_root(directory: Path, split: str) -> Path:
     """Returns the directory of a split, such as `train`.
 
     Raises:
-      UserError: if there is none.
+      UserError: If there is none.
     """
 
     def subdirectories(name: str) -> list[str]:
@@ -256,7 +256,7 @@ def _find_undivided_root(directory: Path) -> Path:
     """Returns the directory of the classes that --val_fraction divides.
 
     Raises:
-      UserError: if there is a directory of validation images already.
+      UserError: If there is a directory of validation images already.
     """
     train = directory / "train"
     if not train.is_dir():
@@ -282,7 +282,7 @@ def _list_class_names(root: Path, skipped: listing.SkippedFiles | None = None) -
     """Returns the sorted class directories, and adds other entries to `skipped`.
 
     Raises:
-      UserError: if there are none, or if two of them differ only in their Unicode form.
+      UserError: If there are none, or if two of them differ only in their Unicode form.
     """
     class_names = []
     with os.scandir(root) as entries:

@@ -83,13 +83,13 @@ class IdxSource(Source):
     `.gz`.
 
     Args:
-      directory: the directory of the four files.
+      directory: The directory of the four files.
       split: "train" or "validation".
-      class_names: one name per class, in the order of the labels. By default they are read from
+      class_names: One name per class, in the order of the labels. By default they are read from
         `labels.txt`, one per line; without that file they are numbers.
 
     Raises:
-      UserError: if a file is missing, damaged or in another format.
+      UserError: If a file is missing, damaged or in another format.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ def read(path: Path) -> npt.NDArray[np.uint8]:
     """Reads the array of bytes in an IDX file, which may be compressed with gzip.
 
     Raises:
-      UserError: if the file cannot be read or is not an IDX file of bytes.
+      UserError: If the file cannot be read or is not an IDX file of bytes.
     """
     content = _read_unpacked(path)
     if (

@@ -59,14 +59,14 @@ class ParquetSource(Source):
     `data prepare`.
 
     Args:
-      directory: contains `train-*.parquet` or `train.parquet`, itself or in `data/`, or
+      directory: Contains `train-*.parquet` or `train.parquet`, itself or in `data/`, or
         `train/*.parquet`.
       split: "train" or "validation".
-      num_classes: number of classes, if the metadata of the files does not name them.
-      cache_bytes: maximum size of the row groups in memory.
+      num_classes: Number of classes, if the metadata of the files does not name them.
+      cache_bytes: Maximum size of the row groups in memory.
 
     Raises:
-      UserError: if pyarrow is not installed, if files are missing or of several sets, if their
+      UserError: If pyarrow is not installed, if files are missing or of several sets, if their
         columns cannot be used, or if they name different classes.
     """
 
@@ -171,7 +171,7 @@ class ParquetSource(Source):
         """Returns the class names in the metadata, or None if no file has them.
 
         Raises:
-          UserError: if two files name different classes.
+          UserError: If two files name different classes.
         """
         class_names: dict[str, tuple[str, ...]] = {}
         files_without_names = []
@@ -207,14 +207,14 @@ class _RowGroups:
     Rows and row groups are numbered over all files.
 
     Args:
-      footers: the metadata of each file.
+      footers: The metadata of each file.
 
     Attributes:
-      count: number of row groups.
-      first_row: number of the first row of each row group, and the number of rows, int64
+      count: Number of row groups.
+      first_row: Number of the first row of each row group, and the number of rows, int64
         [count + 1].
-      first_group: number of the first row group of each file, and `count`, int64 [num_files + 1].
-      max_bytes: size of the largest row group in memory.
+      first_group: Number of the first row group of each file, and `count`, int64 [num_files + 1].
+      max_bytes: Size of the largest row group in memory.
     """
 
     def __init__(self, footers: Sequence[Any]) -> None:
@@ -248,7 +248,7 @@ def _find_files(directory: Directory, split: str) -> tuple[list[str], tuple[Data
       (files, notes): names in order, and notes on files that are not read.
 
     Raises:
-      UserError: if there are no files, if one is missing, or if they are of several sets.
+      UserError: If there are no files, if one is missing, or if they are of several sets.
     """
     location = directory.location
     names = [name for name in directory.list_files() if name.endswith(".parquet")]
@@ -277,7 +277,7 @@ def _find_columns(
     """Returns the names of the image and label columns, the same in all files.
 
     Raises:
-      UserError: if a file lacks one of the two, if its columns have other names than those of the
+      UserError: If a file lacks one of the two, if its columns have other names than those of the
         first file, or if they do not hold one image and one class number per row.
     """
     import pyarrow

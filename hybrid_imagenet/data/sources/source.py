@@ -39,9 +39,9 @@ class BadRecord(Exception):  # noqa: N818 - it names the record, not the error
     """Reports a record that cannot be used.
 
     Attributes:
-      file: the file that holds the record.
-      offset: where the record is in the file: a byte offset, or the number of its row or image.
-      reason: why it cannot be used.
+      file: The file that holds the record.
+      offset: Position of the record in the file: a byte offset, or the number of its row or image.
+      reason: Why it cannot be used.
     """
 
     def __init__(self, file: str, offset: int, reason: str) -> None:
@@ -55,8 +55,8 @@ class ReadCounter:
     """Counts reads from storage by several threads.
 
     Attributes:
-      bytes_read: bytes read since the source was opened.
-      operations: read operations since the source was opened.
+      bytes_read: Bytes read since the source was opened.
+      operations: Read operations since the source was opened.
     """
 
     def __init__(self) -> None:
@@ -77,22 +77,22 @@ class Source(abc.ABC):
     A source is safe to use from several threads.
 
     Attributes:
-      num_examples: number of images in the split.
-      num_classes: number of classes; labels are in [0, num_classes).
-      class_names: one name per class, in the order of the labels.
-      reuse_decoded_batch: whether the pipeline may decode one batch and repeat its pixels, so that
+      num_examples: Number of images in the split.
+      num_classes: Number of classes; labels are in [0, num_classes).
+      class_names: One name per class, in the order of the labels.
+      reuse_decoded_batch: Whether the pipeline may decode one batch and repeat its pixels, so that
         further batches cost nothing.
-      side: height and width in pixels, if all images are squares of one size that `read_pixels`
+      side: Height and width in pixels, if all images are squares of one size that `read_pixels`
         returns without decoding; else None.
-      notes: one line for each kind of file that is skipped, or that is read with an assumption.
-      shard_sizes: number of examples in each file, int64 [num_files], in the order of
+      notes: One line for each kind of file that is skipped, or that is read with an assumption.
+      shard_sizes: Number of examples in each file, int64 [num_files], in the order of
         `file_names`; None if the split is not stored in shards.
-      file_names: names of the files, in order. They are relative to the directory of the dataset,
+      file_names: Names of the files, in order. They are relative to the directory of the dataset,
         so that they are the same on all hosts. Empty for a source without files.
-      unverified_class_list: the file that names the classes, if its length can only be compared
+      unverified_class_list: The file that names the classes, if its length can only be compared
         with the labels while they are read; else None.
-      labels_seen: the labels that were read so far, only collected with `unverified_class_list`.
-      reads: counts the reads from storage.
+      labels_seen: The labels that were read so far, only collected with `unverified_class_list`.
+      reads: Counts the reads from storage.
     """
 
     num_examples: int
@@ -114,7 +114,7 @@ class Source(abc.ABC):
         """Returns the encoded image and the label of one example.
 
         Raises:
-          BadRecord: if the record cannot be read, or its label is not a class.
+          BadRecord: If the record cannot be read, or its label is not a class.
         """
 
     @abc.abstractmethod
@@ -136,7 +136,7 @@ class Source(abc.ABC):
           (images, labels): the encoded images, and the labels as int32 [k].
 
         Raises:
-          BadRecord: at the first record that cannot be used.
+          BadRecord: At the first record that cannot be used.
         """
         images = []
         labels = []
@@ -217,12 +217,12 @@ def raise_if_file_may_be_intact(file: str, error: OSError) -> None:
     skip intact images. The caller handles a file that is missing among others, or at a URL.
 
     Args:
-      file: the file.
-      error: why it cannot be read.
+      file: The file.
+      error: Why it cannot be read.
 
     Raises:
-      UserError: if the machine is short of memory or of open files.
-      StorageError: if the directory has vanished.
+      UserError: If the machine is short of memory or of open files.
+      StorageError: If the directory has vanished.
     """
     if error.errno in _SHORTAGES:
         raise UserError(
@@ -282,9 +282,9 @@ def load_or_build_index(path: Path, index_type: type[Index], build: Callable[[],
     takes 1.3 million reads.
 
     Args:
-      path: the cache file. Its directory is created.
-      index_type: a dataclass of arrays. It may raise an exception for arrays of another version.
-      build: returns the index. Its errors are passed on.
+      path: The cache file. Its directory is created.
+      index_type: A dataclass of arrays. It may raise an exception for arrays of another version.
+      build: Returns the index. Its errors are passed on.
     """
     index = _load_if_valid(path, index_type)
     if index is not None:

@@ -16,9 +16,9 @@ class Subset(Source):
     """Gives access to some examples of another source, numbered from 0.
 
     Args:
-      source: the source of all examples.
-      indices: the examples of the subset, in order, int64 [k].
-      notes: the notes to report. If there are several subsets of one source, only one of them gets
+      source: The source of all examples.
+      indices: The examples of the subset, in order, int64 [k].
+      notes: The notes to report. If there are several subsets of one source, only one of them gets
         its notes, so that they are not reported twice.
     """
 

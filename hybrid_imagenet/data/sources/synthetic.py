@@ -46,10 +46,10 @@ class SyntheticSource(Source):
 
     Args:
       split: "train" or "validation".
-      num_examples: number of training images (default: ImageNet's). The validation split is in
+      num_examples: Number of training images (default: ImageNet's). The validation split is in
         proportion.
-      num_classes: number of classes (default: 1000).
-      reuse_decoded_batch: see `Source`.
+      num_classes: Number of classes (default: 1000).
+      reuse_decoded_batch: See `Source`.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ def open_split(request: DatasetRequest) -> Source:
     Nothing is downloaded or prepared here.
 
     Raises:
-      UserError: if tensorflow_datasets is not installed, if the dataset is unknown or not prepared,
+      UserError: If tensorflow_datasets is not installed, if the dataset is unknown or not prepared,
         or if it has no image with a label.
     """
     prepared = _find_prepared(request)
@@ -45,10 +45,10 @@ class _PreparedSplit(NamedTuple):
     """A split of a TFDS dataset.
 
     Attributes:
-      files: its shards, in order.
-      num_examples: number of records in them.
-      example_format: the features that hold image and label.
-      class_names: one name per class.
+      files: Its shards, in order.
+      num_examples: Number of records in them.
+      example_format: The features that hold image and label.
+      class_names: One name per class.
     """
 
     files: tuple[Path, ...]
@@ -88,7 +88,7 @@ def _load_builder(name: str, data_dir: Path | None) -> Any:
     """Returns the TFDS builder of a prepared dataset.
 
     Raises:
-      UserError: if the dataset is unknown or not prepared.
+      UserError: If the dataset is unknown or not prepared.
     """
     tfds = import_optional(
         "tensorflow_datasets",

@@ -64,9 +64,9 @@ class ExampleFormat:
     """Names the features of an Example that hold the image and its label.
 
     Attributes:
-      image: name of the feature with the encoded image.
-      label: name of the feature with the class number.
-      first_label: the class number of the first class, 0 or 1.
+      image: Name of the feature with the encoded image.
+      label: Name of the feature with the class number.
+      first_label: The class number of the first class, 0 or 1.
     """
 
     image: str
@@ -83,9 +83,9 @@ class ShardIndex:
     """Locates each record of a split.
 
     Attributes:
-      shard: number of the file that holds each record, int64 [n].
-      offset: first byte of each record, int64 [n].
-      length: number of bytes of each record with its framing, int64 [n].
+      shard: Number of the file that holds each record, int64 [n].
+      offset: First byte of each record, int64 [n].
+      length: Number of bytes of each record with its framing, int64 [n].
     """
 
     shard: npt.NDArray[np.int64]
@@ -99,15 +99,15 @@ class ShardSource(Source):
     Checksums are verified at every read.
 
     Args:
-      shards: the files, in order.
-      class_names: one name per class.
-      formats: the formats of Examples to look for. By default, `image/encoded` with
+      shards: The files, in order.
+      class_names: One name per class.
+      formats: The formats of Examples to look for. By default, `image/encoded` with
         `image/class/label` counted from 1, and `image` with `label` counted from 0.
-      expected_examples: number of records that a manifest promises; None without a manifest.
-      index: where the records are; by default it is loaded from the cache, or built.
+      expected_examples: Number of records that a manifest promises; None without a manifest.
+      index: Positions of the records; by default it is loaded from the cache, or built.
 
     Raises:
-      UserError: if a shard is damaged, if there are no records, or if their number is not
+      UserError: If a shard is damaged, if there are no records, or if their number is not
         `expected_examples`.
     """
 
@@ -171,7 +171,7 @@ class ShardSource(Source):
         the advice would be to skip them.
 
         Raises:
-          UserError: if the record is intact, but does not have one image and one class number.
+          UserError: If the record is intact, but does not have one image and one class number.
         """
         path, offset = self.locate(0)
         try:
@@ -194,8 +194,8 @@ class ShardSource(Source):
         """Returns the encoded image and the label, counted from 0, of an Example.
 
         Raises:
-          FeatureError: if the Example does not have exactly one image and one class number.
-          RecordError: if the payload is not an Example.
+          FeatureError: If the Example does not have exactly one image and one class number.
+          RecordError: If the payload is not an Example.
         """
         features = decode_example(payload, self._feature_names)
         for example_format in self._formats:
@@ -268,7 +268,7 @@ def open_split(request: DatasetRequest) -> Source:
     `labels.txt` lists the classes, one per line, or the request has their number.
 
     Raises:
-      UserError: if the directory, the set of shards or the manifest cannot be used.
+      UserError: If the directory, the set of shards or the manifest cannot be used.
     """
     directory = request.directory
     manifest = read_manifest(directory)
@@ -339,7 +339,7 @@ def find_shards(directory: Path, split: str) -> tuple[Path, ...]:
     """Finds the shards of `split` ("train" or "validation") in a directory.
 
     Raises:
-      UserError: if there is no shard of the split, if one is missing, or if there are several sets.
+      UserError: If there is no shard of the split, if one is missing, or if there are several sets.
     """
     names = _shard_like_names(directory)
     shards = listing.files_of_split(str(directory), split, _shards_by_split_name(names))
@@ -381,8 +381,8 @@ def _shards_by_split_name(
     """Returns a function that finds the shards of a name such as "train" or "val".
 
     Args:
-      names: names of files, as `_shard_like_names` returns them.
-      compressed: whether names may also end with the suffix of a compressed file.
+      names: Names of files, as `_shard_like_names` returns them.
+      compressed: Whether names may also end with the suffix of a compressed file.
     """
     shards: dict[str, list[str]] = {}
     for name in names:
@@ -406,7 +406,7 @@ def scan_shards(shards: Sequence[Path]) -> ShardIndex:
     """Builds the index of shards.
 
     Raises:
-      UserError: if one is damaged or cannot be read.
+      UserError: If one is damaged or cannot be read.
     """
     with concurrent.futures.ThreadPoolExecutor(min(_SCAN_THREADS, len(shards))) as pool:
         scans = list(pool.map(scan_shard, shards))
@@ -428,9 +428,9 @@ class ShardScan(NamedTuple):
     """The records of one shard.
 
     Attributes:
-      offsets: first byte of each record, int64 [n].
-      lengths: number of bytes of each record with header and checksums, int64 [n].
-      damage: offset and reason where the file is damaged; "" if it is intact.
+      offsets: First byte of each record, int64 [n].
+      lengths: Number of bytes of each record with header and checksums, int64 [n].
+      damage: Offset and reason where the file is damaged; "" if it is intact.
     """
 
     offsets: npt.NDArray[np.int64]
@@ -442,7 +442,7 @@ def scan_shard(path: Path) -> ShardScan:
     """Finds the records of a shard by reading one header after another.
 
     Raises:
-      UserError: if the file is compressed or cannot be read.
+      UserError: If the file is compressed or cannot be read.
     """
     offsets: list[int] = []
     lengths: list[int] = []
@@ -489,7 +489,7 @@ def read_manifest(directory: Path) -> dict[str, Any] | None:
     """Reads the manifest that `data prepare` writes; returns None if there is none.
 
     Raises:
-      UserError: if there is one that cannot be read.
+      UserError: If there is one that cannot be read.
     """
     path = directory / MANIFEST
     if not path.exists():
@@ -552,7 +552,7 @@ def unframe(record: bytes) -> bytes:
     """Returns the payload of one TFRecord.
 
     Raises:
-      RecordError: if it is shorter than its header says, or a checksum does not match.
+      RecordError: If it is shorter than its header says, or a checksum does not match.
     """
     end = HEADER_BYTES + payload_length(record[:HEADER_BYTES])
     if len(record) < end + FOOTER_BYTES:
@@ -567,7 +567,7 @@ def payload_length(header: bytes) -> int:
     """Returns the number of payload bytes that a record header of 12 bytes holds.
 
     Raises:
-      RecordError: if the header is damaged.
+      RecordError: If the header is damaged.
     """
     if len(header) < HEADER_BYTES:
         raise RecordError(f"the record header is truncated: {len(header)} of {HEADER_BYTES} bytes")
@@ -608,7 +608,7 @@ def encode_example(features: Mapping[str, bytes | int]) -> bytes:
     """Serializes a tf.train.Example with one value per feature.
 
     Args:
-      features: values by name, each bytes or a 64-bit integer.
+      features: Values by name, each bytes or a 64-bit integer.
     """
     example = _Example()
     for name, value in features.items():
@@ -625,12 +625,12 @@ def decode_example(payload: bytes, names: Iterable[str] | None = None) -> dict[s
     """Returns the values of features of a serialized tf.train.Example.
 
     Args:
-      payload: the serialized Example.
-      names: the features to return; None for all. Those that the Example does not have, or that
+      payload: The serialized Example.
+      names: The features to return; None for all. Those that the Example does not have, or that
         are empty, are not in the result.
 
     Raises:
-      RecordError: if the bytes are not an Example.
+      RecordError: If the bytes are not an Example.
     """
     try:
         features = _Example.FromString(payload).features.feature

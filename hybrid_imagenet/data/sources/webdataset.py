@@ -96,14 +96,14 @@ class WebDatasetSource(Source):
     samples must be counted.
 
     Args:
-      directory: contains the files.
+      directory: Contains the files.
       split: "train" or "validation".
-      num_classes: number of classes if there is no `labels.txt` (one name per line). By default it
+      num_classes: Number of classes if there is no `labels.txt` (one name per line). By default it
         is one more than the largest label of the training files. `labels.txt` is compared with that
         label, too, if the files are on this host.
 
     Raises:
-      UserError: if files are missing, compressed, damaged, of several sets, or hold other numbers
+      UserError: If files are missing, compressed, damaged, of several sets, or hold other numbers
         of samples than `_info.json` says; or if a sample has two images or two labels.
     """
 
@@ -188,7 +188,7 @@ class WebDatasetSource(Source):
         """Returns the index of a file, from the cache unless the file has changed.
 
         Raises:
-          UserError: if the file cannot be used, or has another size than `_info.json` says.
+          UserError: If the file cannot be used, or has another size than `_info.json` says.
         """
         name = self._files[number]
         path = self._directory.display_name(name)
@@ -278,9 +278,9 @@ class _SplitFiles(NamedTuple):
     """The tar files of a split.
 
     Attributes:
-      names: their names, in order.
-      sizes: number of samples in each, if `_info.json` lists them.
-      notes: on files that are not read.
+      names: Their names, in order.
+      sizes: Number of samples in each, if `_info.json` lists them.
+      notes: On files that are not read.
     """
 
     names: list[str]
@@ -292,7 +292,7 @@ def _find_split(directory: Directory, split: str) -> _SplitFiles:
     """Finds the tar files of a split, in `_info.json` or by their names.
 
     Raises:
-      UserError: if there are none, if one is missing or compressed, if they are of several sets, or
+      UserError: If there are none, if one is missing or compressed, if they are of several sets, or
         if `_info.json` cannot be read.
     """
     content = directory.read_small_file(_INFO_FILE)
@@ -379,13 +379,13 @@ class TarIndex:
     """Locates the samples of one tar file, in its order.
 
     Attributes:
-      begin: offset of the header of each sample's first member, int64 [n].
-      offset: first byte of each image, int64 [n]; -1 if the sample has none, -3 if it is a link to
+      begin: Offset of the header of each sample's first member, int64 [n].
+      offset: First byte of each image, int64 [n]; -1 if the sample has none, -3 if it is a link to
         a file that is not in the archive.
-      length: number of bytes of each image, int64 [n].
-      label: class number of each sample, int64 [n]; -1 if it has none, -2 if it is a list, -3 if it
+      length: Number of bytes of each image, int64 [n].
+      label: Class number of each sample, int64 [n]; -1 if it has none, -2 if it is a list, -3 if it
         is a link to a file that is not in the archive.
-      version: version of the rules that recognize samples.
+      version: Version of the rules that recognize samples.
     """
 
     begin: npt.NDArray[np.int64]
@@ -410,8 +410,8 @@ def scan_tar(path: Path) -> TarIndex:
     followed within the archive.
 
     Raises:
-      OSError: if the file cannot be read.
-      ValueError: if the archive is truncated, damaged, compressed, has sparse members or consists
+      OSError: If the file cannot be read.
+      ValueError: If the archive is truncated, damaged, compressed, has sparse members or consists
         of two that were joined; or if a sample has two images, or two labels that differ.
     """
     members: list[tarfile.TarInfo] = []
@@ -473,8 +473,8 @@ def _index_samples(
     """Groups the members of an archive into samples.
 
     Args:
-      members: all members, in order.
-      labels: class numbers in the members that have some, by the offset of their content.
+      members: All members, in order.
+      labels: Class numbers in the members that have some, by the offset of their content.
     """
     samples: list[_Sample] = []
     key = ""
@@ -508,15 +508,15 @@ def _add_member(
     """Returns a sample with one of its members added.
 
     Args:
-      sample: the sample so far.
-      member: the member to add: a file, or a link to one.
-      target: the file with its content; None for a link to a file that is not in the archive.
-      labels: see `_index_samples`.
-      extension: of `member`.
-      used_names: names of the members with the "image" and the "label" of the sample so far.
+      sample: The sample so far.
+      member: The member to add: a file, or a link to one.
+      target: The file with its content; None for a link to a file that is not in the archive.
+      labels: See `_index_samples`.
+      extension: Extension of `member`.
+      used_names: Names of the members with the "image" and the "label" of the sample so far.
 
     Raises:
-      ValueError: if the sample has an image or another label already.
+      ValueError: If the sample has an image or another label already.
     """
     if extension in IMAGE_EXTENSIONS:
         _claim_name(used_names, "image", member.name)
@@ -541,7 +541,7 @@ def _claim_name(used_names: dict[str, str], role: str, name: str) -> None:
     """Records the member with a sample's image or label.
 
     Raises:
-      ValueError: if the sample has one already.
+      ValueError: If the sample has one already.
     """
     if role in used_names:
         raise ValueError(
@@ -593,8 +593,8 @@ def _check_end(file: BinaryIO, end: int) -> None:
     tarfile ends silently at a damaged header, so that member may not be the last of the archive.
 
     Args:
-      file: the archive.
-      end: offset of the first block after that member.
+      file: The archive.
+      end: Offset of the first block after that member.
     """
     file.seek(end)
     block = file.read(tarfile.BLOCKSIZE)

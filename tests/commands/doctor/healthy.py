@@ -38,9 +38,9 @@ def findings_after(change=None, requirements=REQUIREMENTS, changed_hosts="b") ->
     """Returns the findings by check, after a change of the facts of some hosts.
 
     Args:
-      change: function that changes the facts of a host; None for healthy hosts.
-      requirements: the requirements of the job.
-      changed_hosts: names of the hosts whose facts are changed, one letter each.
+      change: Function that changes the facts of a host; None for healthy hosts.
+      requirements: The requirements of the job.
+      changed_hosts: Names of the hosts whose facts are changed, one letter each.
     """
     facts = {name: copy.deepcopy(HEALTHY) for name in requirements.slots}
     if change is not None:

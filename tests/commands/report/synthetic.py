@@ -17,12 +17,12 @@ def make_run(
     """Writes config.json, metrics.jsonl and summary.json of a synthetic run.
 
     Args:
-      directory: must not exist.
-      epochs: number of epoch records.
-      world_size: number of ranks.
-      finished: whether to write summary.json.
-      full: also record values that only some runs have: relative updates, input, communication.
-      flags: flags that differ from the defaults below.
+      directory: Must not exist.
+      epochs: Number of epoch records.
+      world_size: Number of ranks.
+      finished: Whether to write summary.json.
+      full: Also record values that only some runs have: relative updates, input, communication.
+      flags: Flags that differ from the defaults below.
     """
     from hybrid_imagenet.config import stored
     from hybrid_imagenet.runlog import summary
