@@ -12,6 +12,7 @@ from hybrid_imagenet.resilience import step_requests
 from tests import ranks
 from tests.library import preempted
 from tests.ranks import ROOT, environment
+from tests.support import program
 
 RUN = [sys.executable, "-m", "hybrid_imagenet", "run", "-np", "2"]
 BATCHES = preempted.EXAMPLES // preempted.BATCH
@@ -107,7 +108,7 @@ def job(kind, folder, **variables):
     """Runs a job of two ranks to its end."""
     folder.mkdir(exist_ok=True)
     return subprocess.run(
-        [*RUN, "tests/library/preempted.py", kind, str(folder)],
+        [*RUN, f"--engine={program.ENGINE}", "tests/library/preempted.py", kind, str(folder)],
         env=environment() | {name: str(value) for name, value in variables.items()},
         cwd=ROOT,
         capture_output=True,
