@@ -70,7 +70,7 @@ def describe(config: RunConfig, num_examples: int) -> str:
     epochs = plan_epochs(plan, num_examples)
     return _join(
         [
-            *_setting_lines(config, plan, list(config.values())),
+            *_setting_lines(config, plan, list(config.as_dict())),
             "",
             *_result_lines(plan, num_examples, epochs),
             *_warning_lines(config, plan),
@@ -93,7 +93,7 @@ def summarize(config: RunConfig, num_examples: int) -> str:
     """
     check_data(config, num_examples)
     plan = run_plan.make(config)
-    names = [name for name in config.values() if _is_in_summary(config, name)]
+    names = [name for name in config.as_dict() if _is_in_summary(config, name)]
     epochs = plan_epochs(plan, num_examples)
     table = [_HEADER]
     index_before = -1
@@ -102,7 +102,7 @@ def summarize(config: RunConfig, num_examples: int) -> str:
             table.append(f"{'...':>5}")
         table.append(_row(epochs[index]))
         index_before = index
-    num_others = len(config.values()) - len(names)
+    num_others = len(config.as_dict()) - len(names)
     note = (
         f"{num_others} other settings have their defaults. --print_config=all prints them, and"
         " every epoch."
@@ -191,7 +191,7 @@ def _join(lines: Iterable[str]) -> str:
 
 def _setting_lines(config: RunConfig, plan: RunPlan, names: Sequence[str]) -> list[str]:
     """Returns a line for each of these settings, and one for each that was set but is not used."""
-    values = config.values()
+    values = config.as_dict()
     texts = {name: format_value(values[name]) for name in names}
     width = max(map(len, [*texts, *config.dropped]))
     value_width = max(map(len, texts.values()))

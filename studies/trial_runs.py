@@ -133,12 +133,12 @@ def chosen_defaults(selected: Mapping[str, Any]) -> dict[str, Any]:
 def resolved(flags: Sequence[str]) -> dict[str, Any]:
     """Returns the settings that affect training and differ from the defaults of `hybrid`."""
     config = configuration.resolve(flags)
-    plain = configuration.resolve(()).values() | chosen_defaults(config.values())
+    plain = configuration.resolve(()).as_dict() | chosen_defaults(config.as_dict())
     follows = {
         name: plain[name] for name, origin in config.origins.items() if origin is Origin.BATCH
     }
     values, defaults = json.loads(
-        json.dumps([config.values() | follows, plain | _NAMED_AFTER])
+        json.dumps([config.as_dict() | follows, plain | _NAMED_AFTER])
     )  # tuples become lists
     return {
         name: value
@@ -205,7 +205,7 @@ def _same_flags(cell: Cell, settings: dict[str, Any]) -> bool:
 
     Flags that are newer than the run do not count.
     """
-    wanted = configuration.resolve(cell.flags, cell.ranks).shown()
+    wanted = configuration.resolve(cell.flags, cell.ranks).as_masked_dict()
     return all(settings[name] == wanted[name] for name in set(settings) & set(wanted) - WATCHING)
 
 

@@ -21,7 +21,7 @@ def test_describe_lists_every_setting_with_its_origin(tmp_path):
     assert lines["epochs"].split() == ["epochs", "6", "command", "line"]
     assert lines["momentum"].split() == ["momentum", "0.9", "default"]
     assert lines["batch_schedule"].split() == ["batch_schedule", "none", "default"]
-    assert set(resolved.values()) <= set(lines)
+    assert set(resolved.as_dict()) <= set(lines)
 
 
 def test_describe_lists_rate_momentum_batch_and_steps_of_each_epoch():
@@ -55,7 +55,7 @@ def test_summarize_lists_only_settings_without_their_default():
     assert "precision" in settings and "recipe hybrid_p40" in settings
     assert results.startswith("1437 training images, 2 GPUs, ")
     assert table.splitlines()[1].split()[0] == "1"
-    others = len(resolved.values()) - len(names)
+    others = len(resolved.as_dict()) - len(names)
     assert (
         more
         == f"{others} other settings have their defaults. --print_config=all prints them, and every"
@@ -167,4 +167,4 @@ def test_warmup_of_optimizers_with_small_rates_begins_at_zero(flags):
 
 @pytest.mark.parametrize("optimizer", ["sgd", "lars", "adabound"])
 def test_warmup_of_other_optimizers_begins_at_a_tenth(optimizer):
-    assert config.resolve([f"--optimizer={optimizer}"]).value("warmup_start_lr") == 0.1
+    assert config.resolve([f"--optimizer={optimizer}"]).get("warmup_start_lr") == 0.1

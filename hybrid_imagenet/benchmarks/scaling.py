@@ -334,7 +334,7 @@ def run_worker(
     config = configuration.resolve(flags, comm.read_placement().size)
     required_values = {"virtual_gpus": 1, "gradient_accumulation_steps": 1, "random_batch": 0}
     for name, required in required_values.items():
-        value = config.value(name)
+        value = config.get(name)
         if value != required:
             raise SharedError(
                 f"{name} is {value}, but a step of this benchmark is one batch of each GPU. Omit"

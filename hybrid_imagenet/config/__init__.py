@@ -146,7 +146,7 @@ class RunConfig:
                 return rule
         return None
 
-    def value(self, name: str) -> Any:
+    def get(self, name: str) -> Any:
         """Returns the value of a flag by its name, which is a variable of the caller.
 
         Raises:
@@ -156,26 +156,26 @@ class RunConfig:
             return getattr(getattr(self, GROUP_OF_FLAG[name]), name)
         return self.chosen_options[name]
 
-    def values(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """Returns every setting by flag, in the order of --help."""
         values: dict[str, Any] = {}
         for name in COMMON:
-            values[name] = self.value(name)
+            values[name] = self.get(name)
             if name in CHOICES:
                 for option in CHOICES[name][values[name]]:
-                    values[option] = self.value(option)
+                    values[option] = self.get(option)
         return values
 
     def replace(self, origin: Origin, **changes: Any) -> RunConfig:
         """Returns this configuration with other values, which `origin` has set."""
         origins = {**self.origins, **dict.fromkeys(changes, origin)}
-        return dataclasses.replace(self, **_fields({**self.values(), **changes}), origins=origins)
+        return dataclasses.replace(self, **_fields({**self.as_dict(), **changes}), origins=origins)
 
     def with_values(self, values: Mapping[str, Any], origins: Mapping[str, Origin]) -> RunConfig:
         """Returns a configuration for as many ranks with these values.
 
         Args:
-          values: Every setting by flag, as `values` returns them.
+          values: Every setting by flag, as `as_dict` returns them.
           origins: What set them, where that is not as it was.
         """
         gpus = self.ranks * values["virtual_gpus"]
@@ -184,9 +184,9 @@ class RunConfig:
             self, **_fields(values), gpus=gpus, origins={**known_origins, **origins}
         )
 
-    def shown(self) -> dict[str, Any]:
+    def as_masked_dict(self) -> dict[str, Any]:
         """Returns the settings in JSON types, without passwords and tokens."""
-        flags = json.loads(json.dumps(self.values()))
+        flags = json.loads(json.dumps(self.as_dict()))
         return {
             name: without_secrets(value) if isinstance(value, str) else value
             for name, value in flags.items()
@@ -194,7 +194,7 @@ class RunConfig:
 
     def stored(self) -> dict[str, dict[str, Any]]:
         """Returns what config.json stores: the settings, and what set each of them."""
-        flags = self.shown()
+        flags = self.as_masked_dict()
         # The run may be resumed from another working directory.
         for name in ("data_dir", "data_cache_dir"):
             if flags[name] and not files.is_url(flags[name]):

@@ -210,7 +210,7 @@ def shared(config: RunConfig, broadcast: Callable[[Any], Any]) -> RunConfig:
     values: dict[str, Any] = {}
     sent_values: dict[str, Any] = {}
     sent_origins: dict[str, str] = {}
-    for name, value in config.values().items():
+    for name, value in config.as_dict().items():
         origin = config.origins[name]
         if origin in (Origin.COMMAND_LINE, Origin.FLAGFILE):
             values[name] = value
@@ -223,10 +223,10 @@ def shared(config: RunConfig, broadcast: Callable[[Any], Any]) -> RunConfig:
     origins = {name: Origin(origin) for name, origin in received["origins"].items()}
     shared_config = config.with_values(values, origins)
     for name in (*options_of(CommunicationFlags), "virtual_gpus", "deterministic"):
-        if shared_config.value(name) != config.value(name):
-            value = format_value(shared_config.value(name))
+        if shared_config.get(name) != config.get(name):
+            value = format_value(shared_config.get(name))
             raise UserError(
-                f"--{name} is {format_value(config.value(name))} on this host, which does not"
+                f"--{name} is {format_value(config.get(name))} on this host, which does not"
                 f" see the directory of the run. Add --{name}={value} to the command."
             )
     return shared_config

@@ -92,7 +92,7 @@ def schedule(config: RunConfig) -> training_schedule.Schedule:
     """
     method = OPTIMIZERS[config.optimization.optimizer]
     options = config.optimizer_options
-    values = config.values()
+    values = config.as_dict()
     arguments = {name: values[name] for name in training_schedule.CREATE_FLAGS if name in values}
     arguments |= flag_values(config.schedule_options)
     arguments |= {

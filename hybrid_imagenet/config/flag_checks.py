@@ -210,7 +210,7 @@ def _random_batches_are_possible(config: RunConfig) -> None:
 
 def _images_can_be_mixed(config: RunConfig) -> None:
     for name in ("mixup_alpha", "cutmix_alpha"):
-        value = config.value(name)
+        value = config.get(name)
         if not value:
             continue
         if config.optimization.random_batch:
@@ -251,7 +251,7 @@ _RESNET_FLAGS = (
 
 def _alexnet_has_no_flags_of_resnets(config: RunConfig) -> None:
     for name in _RESNET_FLAGS:
-        if config.network.model == "alexnet_bn" and config.value(name) != COMMON[name].default:
+        if config.network.model == "alexnet_bn" and config.get(name) != COMMON[name].default:
             raise UserError(
                 f"--{name} cannot be combined with --model=alexnet_bn. Omit it, or use a ResNet."
             )
@@ -290,13 +290,11 @@ def _own_network_has_no_flags(config: RunConfig) -> None:
         for name in _IGNORED_BY_OTHER_NETWORKS
         if config.origins.get(name) is Origin.COMMAND_LINE
     ]
-    wrong += [
-        name for name in _NOT_FOR_OTHER_NETWORKS if config.value(name) != COMMON[name].default
-    ]
+    wrong += [name for name in _NOT_FOR_OTHER_NETWORKS if config.get(name) != COMMON[name].default]
     if wrong:
         name = wrong[0]
         raise UserError(
-            f"--{name}={config.value(name)} is for the built-in networks. Omit it with"
+            f"--{name}={config.get(name)} is for the built-in networks. Omit it with"
             f" --model={config.network.model}."
         )
 

@@ -614,7 +614,9 @@ GROUPS: Mapping[str, type] = {
     "communication": CommunicationFlags,
 }
 """The groups of flags, by the attribute of a `RunConfig` that has their values."""
-COMMON = {name: known for group in GROUPS.values() for name, known in options_of(group).items()}
+COMMON = {
+    name: declared for group in GROUPS.values() for name, declared in options_of(group).items()
+}
 """The flags of every run."""
 GROUP_OF_FLAG = {
     name: attribute for attribute, group in GROUPS.items() for name in options_of(group)
@@ -623,14 +625,14 @@ GROUP_OF_FLAG = {
 CHOICES: Mapping[str, Mapping[str, Mapping[str, Option]]] = {
     "optimizer": {name: method.flags for name, method in OPTIMIZERS.items()},
     "lr_schedule": {name: options_of(decay) for name, decay in SCHEDULES.items()},
-    "allreduce": {name: options_of(known.options) for name, known in ALGORITHMS.items()},
+    "allreduce": {name: options_of(algorithm.options) for name, algorithm in ALGORITHMS.items()},
 }
 """The options of each value of a flag that selects an implementation."""
 OPTIONS = COMMON | {
-    name: known
+    name: declared
     for values in CHOICES.values()
     for options in values.values()
-    for name, known in options.items()
+    for name, declared in options.items()
 }
 """All flags. If several choices declare the same flag, the last declaration wins."""
 
@@ -645,7 +647,7 @@ def default_values(choices: Mapping[str, str]) -> dict[str, Any]:
     declared = dict(COMMON)
     for flag, choice in choices.items():
         declared |= CHOICES[flag].get(choice, {})
-    return {name: known.default for name, known in declared.items()}
+    return {name: each_option.default for name, each_option in declared.items()}
 
 
 def owners(flag: str, name: str) -> list[str]:

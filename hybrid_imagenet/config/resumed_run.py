@@ -188,11 +188,11 @@ class ResumedRun:
           overrides: Values of its recipe.
           per_gpu_batch: Default of a new run on this machine.
         """
-        choices = {flag: config.value(flag) for flag in CHOICES}
+        choices = {flag: config.get(flag) for flag in CHOICES}
         new_run = {**default_values(choices), "per_gpu_batch": per_gpu_batch, **overrides}
         not_asked = (Origin.DEFAULT.value, Origin.HARDWARE.value, Origin.RECIPE.value)
         lines = []
-        for name, value in config.values().items():
+        for name, value in config.as_dict().items():
             is_kept = config.origins[name] in (Origin.RUN, Origin.RECIPE, Origin.DEFAULT)
             has_no_default = name == "shuffle_window" or name in DECIDED_ONCE
             is_noted = is_kept and self.origins.get(name) in not_asked and not has_no_default

@@ -74,10 +74,10 @@ _REMEDIES = {
 }
 
 
-def check_names(names: Iterable[str], known: Sequence[str]) -> None:
+def check_names(names: Iterable[str], valid_names: Sequence[str]) -> None:
     """Raises UserError, with what to use instead, for an argument that is not known."""
     for name in names:
-        if name in known:
+        if name in valid_names:
             continue
         suggestion = ""
         if name in _INNER_ARGUMENTS:
@@ -88,8 +88,8 @@ def check_names(names: Iterable[str], known: Sequence[str]) -> None:
         elif name in _REMEDIES:
             remedy = _REMEDIES[name]
         else:
-            suggestion = did_you_mean(name, known)
-            remedy = f"Omit it. Its arguments are {', '.join(known)}"
+            suggestion = did_you_mean(name, valid_names)
+            remedy = f"Omit it. Its arguments are {', '.join(valid_names)}"
         raise UserError(f"DistributedOptimizer has no argument {name}{suggestion}. {remedy}.")
 
 

@@ -52,7 +52,7 @@ def make_whole_run(directory):
     origins = {name: origin.value for name, origin in resolved.origins.items()}
     facts = {"origins": origins, "started": time.time(), "precision": "float32", "num_classes": 10}
     path.write_text(
-        json.dumps({**json.loads(path.read_text()), "flags": resolved.shown(), **facts})
+        json.dumps({**json.loads(path.read_text()), "flags": resolved.as_masked_dict(), **facts})
     )
     return directory
 

@@ -159,7 +159,7 @@ def run_description(*flags, ranks=1, hosts=("here",)):
     host_of_each_rank = list(hosts) * ranks
     return {
         "format": stored.FORMAT,
-        "flags": resolved.shown(),
+        "flags": resolved.as_masked_dict(),
         "origins": origins,
         "world_size": len(host_of_each_rank),
         "hosts": host_of_each_rank,
@@ -183,7 +183,7 @@ def test_resume_command_with_new_flags_replaces_those_of_the_run(tmp_path):
     assert words[0] == "train" and words[-2:] == [f"--run_dir={tmp_path}", "--resume"]
     before = config.resolve(FLAGS_OF_RUN)
     now = config.resolve(words[1:])
-    changed = {name for name, value in now.values().items() if value != before.values()[name]}
+    changed = {name for name, value in now.as_dict().items() if value != before.as_dict()[name]}
     assert changed == {"epochs", "keep_best", "max_steps", "run_dir", "resume"}
     assert (now.run.epochs, now.evaluation.keep_best, now.run.max_steps) == (6, True, None)
     assert resume.describe_changes(

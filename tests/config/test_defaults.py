@@ -45,7 +45,7 @@ def write_run(folder, recipe, flags=(), origin="default", **more):
     folder.mkdir(parents=True, exist_ok=True)
     content = {
         "format": stored.FORMAT,
-        "flags": resolved.shown() | more,
+        "flags": resolved.as_masked_dict() | more,
         "origins": origins | {"recipe": origin},
     }
     (folder / "config.json").write_text(json.dumps(content))
@@ -176,7 +176,7 @@ def test_resumed_run_keeps_what_xla_compiles(was_long, now_long, tmp_path, on_gp
     images = {True: IMAGENET, False: 1000}
     begun = decided(["--recipe=hybrid"], images=images[was_long])
     origins = {name: origin.value for name, origin in begun.origins.items()}
-    content = {"format": stored.FORMAT, "flags": begun.shown(), "origins": origins}
+    content = {"format": stored.FORMAT, "flags": begun.as_masked_dict(), "origins": origins}
     (tmp_path / "config.json").write_text(json.dumps(content))
     again = ["--recipe=hybrid", f"--run_dir={tmp_path}", "--resume"]
     # On a P40 a new run would compile nothing.

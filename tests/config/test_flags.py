@@ -85,7 +85,7 @@ def test_weight_decay_by_default_is_zero_in_classes_but_not_in_runs():
         # As in Keras, only AdamW has a default other than 0.
         class_default = 0.004 if name == "adamw" else 0.0
         assert optimizers.create(name).get_config()["weight_decay"] == class_default
-        assert config.resolve(select(name)).value("weight_decay") == method.weight_decay > 0
+        assert config.resolve(select(name)).get("weight_decay") == method.weight_decay > 0
 
 
 @pytest.mark.parametrize("arguments", [[], ["--recipe=gradual_warmup"]])
@@ -218,12 +218,12 @@ def test_flag_of_another_choice_in_a_flag_file_is_ignored(tmp_path):
     flagfile = tmp_path / "some.flags"
     flagfile.write_text("--allreduce=torus\n--torus_grid=2x1\n")
     resolved = config.resolve([f"--flagfile={flagfile}", "--allreduce=ring"], 2)
-    assert "torus_grid" not in resolved.values()
-    assert "torus_grid" not in resolved.values()
+    assert "torus_grid" not in resolved.as_dict()
+    assert "torus_grid" not in resolved.as_dict()
     text = print_config.describe(resolved, 20000)
     assert "torus_grid" in text
     assert "not used: flagfile has 2x1, but --allreduce=ring has no --torus_grid" in text
-    assert config.resolve([f"--flagfile={flagfile}"]).value("torus_grid") == "2x1"
+    assert config.resolve([f"--flagfile={flagfile}"]).get("torus_grid") == "2x1"
 
 
 def test_recipe_after_the_flag_file_of_another_method_ignores_flags_of_that_method(monkeypatch):

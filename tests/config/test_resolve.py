@@ -19,7 +19,7 @@ def test_resolve_uses_the_value_of_the_later_source(tmp_path):
     resolved = config.resolve(["--flagfile", str(outer), "--epochs=30", "--nozero_last_gamma"])
     assert (resolved.run.epochs, resolved.origins["epochs"]) == (30, Origin.COMMAND_LINE)
     assert (resolved.run.seed, resolved.origins["seed"]) == (4, Origin.FLAGFILE)
-    assert (resolved.value("momentum"), resolved.origins["momentum"]) == (
+    assert (resolved.get("momentum"), resolved.origins["momentum"]) == (
         0.8,
         Origin.FLAGFILE,
     )
@@ -38,14 +38,14 @@ def test_resolve_accepts_dashes_as_underscores(tmp_path):
     resolved = config.resolve([*arguments, "--torus-grid=1x1", "--allreduce=torus"])
     assert (
         resolved.optimization.warmup_epochs,
-        resolved.value("lars_eta"),
+        resolved.get("lars_eta"),
         resolved.run.run_dir,
     ) == (
         3.0,
         0.5,
         "a-b",
     )
-    assert (resolved.network.zero_last_gamma, resolved.value("torus_grid")) == (
+    assert (resolved.network.zero_last_gamma, resolved.get("torus_grid")) == (
         False,
         "1x1",
     )
@@ -257,20 +257,20 @@ def test_replace_changes_flags_of_several_groups_and_their_origins():
     resolved = config.resolve(["--optimizer=sgd"])
     changed = resolved.replace(Origin.DATA, epochs=3, dataset="digits", momentum=0.5)
     assert (changed.run.epochs, changed.data.dataset) == (3, "digits")
-    assert changed.value("momentum") == 0.5
+    assert changed.get("momentum") == 0.5
     assert changed.origins["dataset"] is Origin.DATA
     assert changed.network == resolved.network
 
 
 def test_value_returns_flags_and_options_of_the_choice_by_name():
     resolved = config.resolve(["--optimizer=sgd", "--momentum=0.8", "--epochs=30"])
-    assert resolved.value("epochs") == 30
-    assert resolved.value("momentum") == 0.8
+    assert resolved.get("epochs") == 30
+    assert resolved.get("momentum") == 0.8
 
 
 def test_value_of_an_option_of_another_choice_raises_key_error():
     with pytest.raises(KeyError, match="lars_eta"):
-        config.resolve(["--optimizer=sgd"]).value("lars_eta")
+        config.resolve(["--optimizer=sgd"]).get("lars_eta")
 
 
 def test_replace_of_an_option_of_another_choice_raises_value_error():

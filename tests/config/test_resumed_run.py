@@ -32,7 +32,7 @@ def write(folder, begun, **changes):
     """Writes the config.json of a configuration."""
     content = {
         "format": stored.FORMAT,
-        "flags": begun.shown() | changes,
+        "flags": begun.as_masked_dict() | changes,
         "origins": {name: origin.value for name, origin in begun.origins.items()},
     }
     (folder / "config.json").write_text(json.dumps(content))
@@ -47,7 +47,7 @@ def settings(resolved):
     """Returns the settings of a run, without the flags of one start."""
     values = {
         name: value
-        for name, value in resolved.values().items()
+        for name, value in resolved.as_dict().items()
         if name not in resumed_run.FLAGS_OF_ONE_START
     }
     # Without a URL, None and 0 both mix all images.
@@ -143,7 +143,7 @@ RULE: dict[str, tuple[Sequence[str], dict[str, Any], Sequence[str], dict[str, An
 def test_resume_follows_the_rule_of_each_value(case, tmp_path):
     first, former, second, expected = RULE[case]
     begin(tmp_path, *first, **former)
-    values = resume(tmp_path, *second).values()
+    values = resume(tmp_path, *second).as_dict()
     assert {name: values[name] for name in expected} == expected
 
 
@@ -151,27 +151,27 @@ def test_resume_of_hybrid_on_more_ranks_derives_the_trust_coefficient_again(tmp_
     begun = begin(tmp_path, "--recipe=hybrid", ranks=2)
     again = resume(tmp_path, ranks=3)
     assert (
-        again.value("lars_eta")
-        == config.resolve(["--recipe=hybrid"], 3).value("lars_eta")
-        != begun.value("lars_eta")
+        again.get("lars_eta")
+        == config.resolve(["--recipe=hybrid"], 3).get("lars_eta")
+        != begun.get("lars_eta")
     )
-    assert settings(again) == settings(begun) | {"lars_eta": again.value("lars_eta")}
+    assert settings(again) == settings(begun) | {"lars_eta": again.get("lars_eta")}
 
 
 def test_resume_of_hybrid_on_more_ranks_keeps_a_trust_coefficient_that_was_set(tmp_path):
     begin(tmp_path, "--recipe=hybrid", "--lars_eta=0.02")
-    assert resume(tmp_path, ranks=3).value("lars_eta") == 0.02
+    assert resume(tmp_path, ranks=3).get("lars_eta") == 0.02
 
 
 def test_resume_of_mlperf_lars_on_fewer_ranks_derives_only_the_learning_rate_again(tmp_path):
     begun = begin(tmp_path, *MLPERF, ranks=32)
     new = config.resolve(MLPERF, 24)
-    assert (new.run.epochs, new.value("weight_decay")) != (
+    assert (new.run.epochs, new.get("weight_decay")) != (
         begun.run.epochs,
-        begun.value("weight_decay"),
+        begun.get("weight_decay"),
     )
     # The relative step follows from the new batch, with the momentum of the run.
-    rate = new.optimization.lr * (1 - begun.value("momentum")) / (1 - new.value("momentum"))
+    rate = new.optimization.lr * (1 - begun.get("momentum")) / (1 - new.get("momentum"))
     # The second resume derives the same values as the first.
     for _ in range(2):
         again = resume(tmp_path, ranks=24)
@@ -187,7 +187,7 @@ def test_resume_of_mlperf_lars_on_fewer_ranks_derives_only_the_learning_rate_aga
 def test_resume_of_mlperf_lars_on_fewer_ranks_keeps_a_learning_rate_that_was_set(tmp_path):
     begin(tmp_path, *MLPERF, "--lr=3", "--momentum=.8", ranks=32)
     again = resume(tmp_path, ranks=24)
-    assert (again.optimization.lr, again.value("momentum")) == (3.0, 0.8)
+    assert (again.optimization.lr, again.get("momentum")) == (3.0, 0.8)
 
 
 def test_resume_notes_a_default_that_has_changed_since(tmp_path, monkeypatch, capsys):
@@ -202,7 +202,7 @@ def test_resume_notes_a_default_that_has_changed_since(tmp_path, monkeypatch, ca
 @pytest.mark.parametrize("number", [None, stored.FORMAT - 1])
 def test_resume_of_a_run_of_an_earlier_version_is_one_error(number, tmp_path):
     begun = begin(tmp_path)
-    content = {"flags": begun.shown() | {"decoder": "dali"}, "version": "0.1.0"}
+    content = {"flags": begun.as_masked_dict() | {"decoder": "dali"}, "version": "0.1.0"}
     if number is not None:
         content["format"] = number
     (tmp_path / "config.json").write_text(json.dumps(content))

@@ -33,9 +33,9 @@ def test_recipe_overrides_only_differ_from_defaults_and_have_a_source(name):
     recipe = recipes.load(name)
     resolved = config.resolve([f"--recipe={name}"])
     defaults = {flag: argument.default for flag, argument in config.COMMON.items()}
-    defaults |= chosen_defaults(resolved.values())
+    defaults |= chosen_defaults(resolved.as_dict())
     for flag, value in recipe.overrides.items():
-        assert resolved.value(flag) == value, flag
+        assert resolved.get(flag) == value, flag
         by_table = flag in SET_BY_MLPERF_TABLE and resolved.optimization.lr_schedule == "mlperf"
         assert value != defaults[flag] or by_table or flag == SET_BY_HARDWARE, flag
         assert resolved.origins[flag] is config.Origin.RECIPE
@@ -94,7 +94,7 @@ def test_recipe_lu_as_printed_follows_the_formulas_of_the_paper():
     assert (options.decay_all, options.bias_correction) == (True, False)
     # The paper does not print the coefficient of LARS. With the chosen one, the relative step in
     # epoch 11 is MLPerf's at this batch.
-    assert resolved.value("lars_eta") * 2.4 * 0.9**11 == pytest.approx(0.141, abs=5e-4)
+    assert resolved.get("lars_eta") * 2.4 * 0.9**11 == pytest.approx(0.141, abs=5e-4)
 
 
 def test_recipe_hybrid_p40_has_half_the_batch_of_hybrid_and_the_same_rates():
@@ -175,13 +175,13 @@ def test_recipe_mlperf_lars_has_the_settings_of_mlperfs_table(row):
     assert (
         resolved.optimization.lr,
         resolved.optimization.warmup_epochs,
-        resolved.value("momentum"),
+        resolved.get("momentum"),
     ) == (
         lr,
         warmup,
         momentum,
     )
-    assert (resolved.value("weight_decay"), resolved.run.epochs) == (decay, round(end))
+    assert (resolved.get("weight_decay"), resolved.run.epochs) == (decay, round(end))
     planned = run_plan.make(resolved)
     schedule = planned.schedule.values
     last = planned.schedule.end_epoch
@@ -209,7 +209,7 @@ def test_recipe_mlperf_lars_with_flags_prefers_them_to_the_table():
     at_1632 = config.resolve(flags, 51)
     assert (
         at_1632.run.epochs,
-        at_1632.value("weight_decay"),
+        at_1632.get("weight_decay"),
         at_1632.optimization.lr,
     ) == (
         10,
@@ -217,7 +217,7 @@ def test_recipe_mlperf_lars_with_flags_prefers_them_to_the_table():
         7.4,
     )
     assert at_1632.origins["epochs"] is config.Origin.COMMAND_LINE
-    assert config.resolve(flags, 1024).value("momentum") == 0.94
+    assert config.resolve(flags, 1024).get("momentum") == 0.94
 
 
 def test_recipe_short_is_the_published_configuration_of_mosaicml():
@@ -237,7 +237,7 @@ def test_recipe_short_is_the_published_configuration_of_mosaicml():
         theirs["validation"],
         validation,
     )
-    assert (resolved.value("momentum"), resolved.data.label_smoothing) == (
+    assert (resolved.get("momentum"), resolved.data.label_smoothing) == (
         theirs["momentum"],
         theirs["smoothing"],
     )
@@ -383,8 +383,8 @@ def test_tuning_page_has_the_settings_of_mlperf_lars(monkeypatch):
             [
                 c.optimization.lr,
                 c.optimization.warmup_epochs,
-                c.value("momentum"),
-                c.value("weight_decay"),
+                c.get("momentum"),
+                c.get("weight_decay"),
                 c.run.epochs,
             ],
             rel=3e-3,

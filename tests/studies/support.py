@@ -16,7 +16,7 @@ def finish(cell, accuracies, loss=0.5):
     """Writes the files of a run that finished with these accuracies by epoch."""
     cell.run_dir.mkdir(parents=True, exist_ok=True)
     resolved = config.resolve([*cell.flags, f"--run_dir={cell.run_dir}"], cell.ranks)
-    flags = resolved.shown()
+    flags = resolved.as_masked_dict()
     facts = {
         "world_size": cell.ranks,
         "train_images": 1500,

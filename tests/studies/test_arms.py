@@ -38,14 +38,14 @@ def resolve_arm(study, name, *flags):
 
 @pytest.mark.parametrize(("study", "first", "second", "flags"), DIFFERENCES)
 def test_arms_of_a_study_differ_only_in_the_flags_compared(study, first, second, flags):
-    one, other = (resolve_arm(study, name).values() for name in (first, second))
+    one, other = (resolve_arm(study, name).as_dict() for name in (first, second))
     assert {name for name in one | other if one.get(name) != other.get(name)} == flags
 
 
 def test_decoupled_and_coupled_decay_of_the_study_are_equally_strong():
     decoupled, coupled = (resolve_arm("short-parts", name) for name in ("short", "coupled"))
-    assert decoupled.value("weight_decay") == pytest.approx(
-        coupled.optimization.lr * coupled.value("weight_decay") / (1 - coupled.value("momentum"))
+    assert decoupled.get("weight_decay") == pytest.approx(
+        coupled.optimization.lr * coupled.get("weight_decay") / (1 - coupled.get("momentum"))
     )
 
 
@@ -102,7 +102,7 @@ def test_optimizers_have_equal_budgets_and_lamb_is_tuned_around_the_published_st
     for arm in arms:
         name = optimizers.OPTIMIZERS_BY_BATCH.name
         points = [resolve_arm(name, arm.name, *point.flags) for point in arm.points]
-        assert len({str(point.values()) for point in points}) == 5
+        assert len({str(point.as_dict()) for point in points}) == 5
         assert {
             (
                 run_plan.make(c).base_batch,
@@ -128,12 +128,12 @@ def test_points_of_the_handover_have_the_settings_in_their_names(study, gpus):
         factor, step = point.at
         resolved = resolve_arm(study, "handover", *point.flags)
         assert factor == ADAM_RATES[point.label.partition(",")[0]](gpus)
-        assert resolved.value("adabound_lr") == pytest.approx(0.001 * factor, rel=1e-3)
-        assert resolved.value("lars_eta") == pytest.approx(step * base.value("lars_eta"), rel=1e-3)
+        assert resolved.get("adabound_lr") == pytest.approx(0.001 * factor, rel=1e-3)
+        assert resolved.get("lars_eta") == pytest.approx(step * base.get("lars_eta"), rel=1e-3)
         assert resolved.optimization.lr_schedule == (
             "exponential" if "kappa" in point.label else "poly"
         )
-        assert resolved.value("hybrid_ramp_epochs") == float(point.label.rsplit(" ", 1)[1])
+        assert resolved.get("hybrid_ramp_epochs") == float(point.label.rsplit(" ", 1)[1])
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_adabound_with_a_scaled_gamma_ends_as_close_to_sgd_as_on_imagenet(study,
     resolved = resolve_arm(study, "adabound", *arm.points[1].flags)
     plan = print_config.plan_epochs(run_plan.make(resolved), 60_000 - questions.TUNING)
     assert sum(row.steps for row in plan) == updates
-    here = adabound_bounds(updates, 1.0, resolved.value("adabound_gamma"))
+    here = adabound_bounds(updates, 1.0, resolved.get("adabound_gamma"))
     imagenet = adabound_bounds(rate_curves.IMAGENET_UPDATES, 1.0, 0.001)
     assert here == pytest.approx(imagenet, rel=1e-3)
     assert here == pytest.approx((0.95, 1.05), abs=0.005)

@@ -64,8 +64,8 @@ def resolve(study, name):
 
 def differing(first, second):
     """Returns the names of the settings in which two configurations differ."""
-    one = first.values()
-    other = second.values()
+    one = first.as_dict()
+    other = second.as_dict()
     return {name for name in one | other if one.get(name) != other.get(name)}
 
 

@@ -25,7 +25,7 @@ def test_arms_of_a_tuned_study_have_the_same_budget(study):
     assert len(study.arms[0].points) >= 3
     for arm in study.arms:
         flags = [study.arguments(arm, 0, point.flags) for point in arm.points]
-        assert len({str(config.resolve(f).values()) for f in flags}) == len(arm.points)
+        assert len({str(config.resolve(f).as_dict()) for f in flags}) == len(arm.points)
 
 
 @pytest.mark.parametrize(("study", "arm", "point"), POINTS)
@@ -34,9 +34,7 @@ def test_points_of_a_tuned_study_have_the_relative_step_in_their_names(study, ar
     top = relative_step_advice.peak(run_plan.make(resolved))
     if resolved.optimization.optimizer == "sgd":
         rate = run_plan.make(resolved).optimizer.options.learning_rate
-        assert float(point.label) == pytest.approx(
-            rate / (1 - resolved.value("momentum")), rel=6e-3
-        )
+        assert float(point.label) == pytest.approx(rate / (1 - resolved.get("momentum")), rel=6e-3)
         return
     # The step decays until LARS is completely blended in.
     rest = questions.KAPPA ** run_plan.make(resolved).schedule.values.ramp_epochs
@@ -84,4 +82,4 @@ def test_arms_of_the_warmup_study_are_equal_after_the_warmup(batch, point):
         "lr_decay",
         "warmup_epochs",
     )
-    assert all(both[0].value(name) == both[1].value(name) for name in same)
+    assert all(both[0].get(name) == both[1].get(name) for name in same)

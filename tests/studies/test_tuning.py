@@ -46,7 +46,7 @@ def trained(monkeypatch):
         before = trial_runs.read(cell)
         if before.status in (trial_runs.FINISHED, trial_runs.DIVERGED):
             return before, False
-        is_a = values.value("momentum") == 0.9
+        is_a = values.get("momentum") == 0.9
         if values.optimization.lr == 0.1 and not is_a:
             support.ended(cell, 3)
             return trial_runs.read(cell), True
@@ -66,14 +66,14 @@ def test_tuned_study_reports_the_best_point_of_each_arm_on_other_images_and_seed
     assert program.main(["small", f"--out={tmp_path}", "--ranks=1", "--seeds=2"]) == 0
     tried = trained[:4]
     reported = trained[4:]
-    assert [(v.value("momentum"), v.optimization.lr) for v in tried] == [
+    assert [(v.get("momentum"), v.optimization.lr) for v in tried] == [
         (0.9, 0.1),
         (0.8, 0.1),
         (0.9, 0.4),
         (0.8, 0.4),
     ]
     assert {(v.run.seed, v.data.eval_split) for v in tried} == {(tuning.SEED, "tuning")}
-    assert [(v.value("momentum"), v.optimization.lr, v.run.seed) for v in reported] == [
+    assert [(v.get("momentum"), v.optimization.lr, v.run.seed) for v in reported] == [
         (0.9, 0.4, 0),
         (0.8, 0.4, 0),
         (0.9, 0.4, 1),

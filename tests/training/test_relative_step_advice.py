@@ -180,10 +180,10 @@ def test_peak_of_hybrid_after_the_ramp_is_the_tuned_step_of_its_batch(gpus, step
 
 def test_lars_eta_that_is_set_is_not_replaced_by_the_tuned_one():
     for flags in (["--lars_eta=0.001"], ["--recipe=hybrid", "--lars_eta=0.001"]):
-        assert config.resolve(flags, 24).value("lars_eta") == 0.001
+        assert config.resolve(flags, 24).get("lars_eta") == 0.001
     for flag in ("--optimizer=lars", "--optimizer=sgd", "--lr=0", "--lars_variant=none"):
         assert Origin.BATCH not in config.resolve([flag], 24).origins.values()
-    assert config.resolve([], 24).value("lars_eta") != config.resolve([], 32).value("lars_eta")
+    assert config.resolve([], 24).get("lars_eta") != config.resolve([], 32).get("lars_eta")
 
 
 def test_peak_of_the_papers_clusters_is_the_tuned_step_of_their_batches():
