@@ -53,6 +53,7 @@ class TrainStep:
         num_micro_batches): one update from the mean over all micro-batches, this one included; the
         number is a float32 scalar.
       accumulate: Called with (batch); adds the gradients of a micro-batch that is not the last.
+      jit_compile: Whether XLA compiles forward and backward pass.
       sums: Loss and accuracy of the epoch so far, on this rank.
       alarm: The first step whose loss has diverged.
       telemetry: Reads sums, alarm and the optimizer's values without waiting for the device.
@@ -97,6 +98,7 @@ class TrainStep:
             raise ValueError("subsample_batch cannot be combined with jit_compile")
         self.model = model
         self.optimizer = optimizer
+        self.jit_compile = jit_compile
         self.sums = SumAccumulator("train_sums")
         threshold = highest_loss(int(model.output_shape[-1]), summed=loss is not cross_entropy)
         if class_weights is not None:

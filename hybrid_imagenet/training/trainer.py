@@ -19,7 +19,6 @@ from hybrid_imagenet.comm.request_sum import RequestSum
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.resilience.step_requests import NUM_REQUESTS, StepRequests
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
-from hybrid_imagenet.run_plan import XlaUse
 from hybrid_imagenet.startup import STARTUP_PROGRESS
 from hybrid_imagenet.training import accumulators, restoring
 from hybrid_imagenet.training.accumulators import ClassificationSums
@@ -222,11 +221,10 @@ class Trainer:
         try:
             function(*arguments)
         except tf.errors.OpError as error:
-            uses_xla = self.components.plan.step.xla is not XlaUse.OFF
             has_other_cause = out_of_memory.is_out_of_memory(error) or (
                 lost_rank.is_lost_rank_error(error)
             )
-            if not uses_xla or self._is_compiled or has_other_cause:
+            if not self.step.jit_compile or self._is_compiled or has_other_cause:
                 raise
             # The first line has the cause, and the others the places in the graph.
             reason = str(error.message).splitlines()[0]

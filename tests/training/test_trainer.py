@@ -102,6 +102,18 @@ def test_train_names_the_remedy_if_the_first_step_that_xla_compiles_fails(tmp_pa
         run(tmp_path / "plain", change=failing_step)
 
 
+def test_train_with_a_kept_default_of_xla_on_a_cpu_does_not_name_xla(tmp_path):
+    flags = [*FLAGS, f"--run_dir={tmp_path / 'run'}"]
+    kept = config.resolve(flags).replace(Origin.RUN, jit_compile=True)
+
+    def callbacks(trainer):
+        failing_step(trainer)
+        return []
+
+    with in_process.alone(), pytest.raises(tf.errors.InternalError):
+        train.run(kept, SingleProcess(), callbacks)
+
+
 def test_train_on_a_gpu_stores_what_xla_compiles(tmp_path, monkeypatch):
     monkeypatch.setattr(gpus, "in_use", lambda: True)
     monkeypatch.setattr(gpus, "compute_capability", lambda: (8, 0))
