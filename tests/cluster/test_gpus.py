@@ -111,7 +111,9 @@ def test_persistent_batch_norm_is_on_unless_the_run_is_deterministic(monkeypatch
     )
     with mock.patch.dict(os.environ):
         os.environ.pop("TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT", None)
-        code, _, errors = in_process.call("hybrid_imagenet.main", ["--dataset=digits", *flags])
+        code, _, errors = in_process.call(
+            "hybrid_imagenet.main", ["--recipe=hybrid", "--dataset=digits", *flags]
+        )
         assert code == 2
         assert errors == "error: far enough\n"
         assert os.environ["TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT"] == expected

@@ -83,7 +83,7 @@ def fail(*_):
 
 def test_training_that_runs_out_of_memory_prints_the_batch_to_try(monkeypatch):
     monkeypatch.setattr(train, "run", fail)
-    flags = ["--dataset=synthetic", "--progress=none", "--per_gpu_batch=64"]
+    flags = ["--recipe=hybrid", "--dataset=synthetic", "--progress=none", "--per_gpu_batch=64"]
     code, _, errors = in_process.call("hybrid_imagenet.main", flags)
     assert code == EXIT_USAGE
     assert errors.startswith("error: The memory of the ")
