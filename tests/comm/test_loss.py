@@ -62,7 +62,7 @@ def test_program_that_loses_a_rank_prints_one_line_and_exits_as_stalled(monkeypa
 
     monkeypatch.setattr(train, "run", lose_rank)
     code, _, errors = in_process.call(
-        "hybrid_imagenet.main", ["--dataset=synthetic", "--progress=none"]
+        "hybrid_imagenet.main", ["--recipe=hybrid", "--dataset=synthetic", "--progress=none"]
     )
     assert code == EXIT_STALLED
     assert errors.count("\n") == 1

@@ -60,7 +60,8 @@ def test_sighup_under_nohup_is_ignored():
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 75), ("SIGINT", 130)])
 def test_signal_before_training_ends_a_rank_that_waits_for_others(name, code):
     process = processes.python(
-        "-m", "tests.resilience.waiting_start", "--dataset=digits", "--augmentation=digits"
+        *("-m", "tests.resilience.waiting_start"),
+        *("--recipe=hybrid", "--dataset=digits", "--augmentation=digits"),
     )
     assert "waiting\n" in iter(process.stdout.readline, "")
     process.send_signal(getattr(signal, name))
