@@ -3,6 +3,7 @@
 import collections
 import errno
 import fcntl
+import itertools
 import os
 import pathlib
 import subprocess
@@ -165,7 +166,12 @@ def test_copy_of_a_file_continues_where_the_connection_broke(tmp_path, serve, mo
     monkeypatch.setattr(directory._file_system, "cat_file", break_once)
     whole = tmp_path / "set" / "train-0000.tar"
     assert directory.local_path("train-0000.tar").read_bytes() == whole.read_bytes()
-    assert starts == [*range(0, 6000, 3000), 6000, *range(6000, whole.stat().st_size, 3000)]
+    # A request that fails for another reason, as on a busy machine, is repeated at once too.
+    repeated = [start for start, group in itertools.groupby(starts) if len(list(group)) > 1]
+    assert 6000 in repeated
+    assert [start for start, _ in itertools.groupby(starts)] == [
+        *range(0, whole.stat().st_size, 3000)
+    ]
 
 
 def test_source_on_the_hugging_face_hub_reads_its_files(tmp_path, serve):
