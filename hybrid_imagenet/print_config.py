@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hybrid_imagenet import run_plan
 from hybrid_imagenet.config.flag_checks import check_data
 from hybrid_imagenet.errors import pluralize
-from hybrid_imagenet.optimizers.registry import HybridOptions, LarsOptions, SgdOptions, rule
+from hybrid_imagenet.optimizers.registry import rule
 from hybrid_imagenet.options import Origin, format_value
 from hybrid_imagenet.order.sampling import SampleOrder
 from hybrid_imagenet.run_plan import RunPlan
@@ -227,7 +227,7 @@ def _result_lines(plan: RunPlan, num_examples: int, epochs: Sequence[EpochPlan])
             f" ({pluralize(plan.normalized_gpus, 'GPU')}); MLPerf's table has {in_table}"
         )
     options = plan.optimizer.options
-    if isinstance(options, SgdOptions | LarsOptions | HybridOptions) and options.decoupled_decay:
+    if options.decay_is_decoupled:
         lines.append(
             f"decoupled decay {options.weight_decay:.3g} of the weights a step at batch"
             f" {plan.base_batch}"

@@ -26,10 +26,8 @@ from hybrid_imagenet.optimizers.registry import (
     OPTIMIZERS,
     AdaBoundOptions,
     HybridOptions,
-    LarsOptions,
     OptimizerSpec,
     Options,
-    SgdOptions,
 )
 from hybrid_imagenet.options import Origin, format_value
 from hybrid_imagenet.order.sampling import SampleOrder
@@ -618,7 +616,7 @@ def _scaled_options(config: RunConfig) -> Options:
     if isinstance(options, HybridOptions):
         adam_rate = derived.adam_learning_rate(config, options.adabound_lr)
         options = dataclasses.replace(options, adabound_lr=adam_rate)
-    if isinstance(options, SgdOptions | LarsOptions | HybridOptions) and options.decoupled_decay:
+    if options.decay_is_decoupled:
         # --weight_decay is the fraction of the weights that a step subtracts at the peak of the
         # learning rate, for a batch of 256 images. It grows with the batch, so that an epoch
         # subtracts the same fraction at every batch.

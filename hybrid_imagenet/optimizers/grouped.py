@@ -94,7 +94,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer, abc.ABC):
         )
         self.options = arguments
         self.hyperparameters = hyperparameters
-        is_decoupled = getattr(arguments, "decoupled_decay", False)
+        is_decoupled = arguments.decay_is_decoupled
         weight_decay = float(arguments.weight_decay)
         self.coupled_decay_rate = 0.0 if is_decoupled else weight_decay
         self.decoupled_decay_rate = weight_decay if is_decoupled else 0.0

@@ -96,6 +96,12 @@ class Options:
         """How the learning rate of each layer is scaled, one of `VARIANTS`."""
         return "none"
 
+    @property
+    def decay_is_decoupled(self) -> bool:
+        """Whether a step subtracts decay from the weights (--decoupled_decay)."""
+        # Some optimizers do not have this option.
+        return bool(getattr(self, "decoupled_decay", False))
+
     def gradient_factor(self, momentum: Any) -> Any:
         """Returns the factor of the gradient in the velocity, see `relative_step`.
 
