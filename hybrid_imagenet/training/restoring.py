@@ -120,9 +120,7 @@ def _check_phase(run: RunComponents) -> None:
 
 def _scheduled_values(run: RunComponents) -> Mapping[str, float]:
     """Returns the values of the schedule at the present position."""
-    position = run.data.order.position(run.state.cursor)
-    global_batch = run.data.global_batch(run.state.cursor.epoch)
-    return run.plan.schedule.values(position, position, global_batch)
+    return run.plan.values_at(run.data.order.position(run.state.cursor))
 
 
 def _notes(run: RunComponents) -> list[str]:
