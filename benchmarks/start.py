@@ -142,7 +142,7 @@ def job(launcher: str | None, flags: Sequence[str]) -> list[str]:
 
 
 def first_step(job: Sequence[str], timeout: float) -> FirstStep:
-    """Measures from a job's launch to the record of its first step; the job is stopped then.
+    """Measures from a job's launch to the record of its first step; stops the job then.
 
     Raises:
       UserError: If the job cannot be started, or ends or takes too long before its first step.
@@ -185,7 +185,7 @@ def _wait_for_first_step(
     """Waits until a job has recorded its first step.
 
     Raises:
-      UserError: If the job ends or takes too long before.
+      UserError: If the job stops or takes too long before the first step.
     """
     start = time.perf_counter()
     while not (records.is_file() and '"step"' in records.read_text()):

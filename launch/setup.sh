@@ -12,8 +12,8 @@
 #                scikit-learn, SciPy and matplotlib if they are installed
 #   --print-key  only print the name under which the built Horovod is cached
 #
-# Without an option an existing environment keeps its kind and its packages for tests. GPUs before Turing (P100, P40, V100) get the last cuDNN that
-# has kernels for them, all others a newer one.
+# Without an option an existing environment keeps its kind and its packages for tests. GPUs before Turing (P100, P40, V100)
+# get the last cuDNN that has kernels for them, all others a newer one.
 #
 #   TENSORFLOW              version 2.18 to 2.21     (default: that of the environment; 2.21 for a new one)
 #   HYBRID_IMAGENET_VENV    path of the environment  (default: .venv in the checkout)

@@ -72,7 +72,7 @@ def evaluate(
         with fewer batches than ranks, unless `x` is a `PyDataset` or the model runs eagerly.
       y: Targets (default: None, if `x` has them).
       batch_size: Examples in a batch of this rank (default: None, 32, or the batches of `x`).
-      verbose: Verbosity of rank 0, whose progress bar shows the results of its own part (default:
+      verbose: Verbosity of rank 0, whose progress bar shows the results of rank 0 alone (default:
         "auto").
       sample_weight: Weights of this rank's examples (default: None, each counts equally).
       steps: Largest number of batches of this rank (default: None, all).

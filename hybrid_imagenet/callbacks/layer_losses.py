@@ -18,8 +18,8 @@ def reject_losses_of_several_values(model: keras.Model) -> None:
     of one rank is only a part of that over the batches of all ranks.
 
     Args:
-      model: Trained by the `compute_loss` of Keras, or of its own, which may take a mean. The
-        latter is not checked.
+      model: Model that `fit` trains. A `compute_loss` that the user wrote may take a mean, so such
+        a model is not checked.
 
     Raises:
       SharedError: On all ranks, with the layer and the shape of its loss.

@@ -37,8 +37,8 @@ class MetricAverage(keras.callbacks.Callback):
     like numbers.
 
     Attributes:
-      results: Values by name of the last validation, also of one outside of `fit`, because Keras's
-        `evaluate` returns the rank's own values.
+      results: Values of the last validation by name, including one outside `fit`, because
+        `evaluate` of Keras returns the values of one rank.
     """
 
     def __init__(self) -> None:

@@ -82,7 +82,7 @@ class TrainedNetwork:
         """Builds the Keras model and assigns the weights, if there are any.
 
         Args:
-          precision: A policy of Keras; see `factory.create`, also for inputs and outputs.
+          precision: Keras dtype policy; `factory.create` says which types inputs and outputs have.
 
         Raises:
           UserError: If the weights do not fit the network that is described.

@@ -1,4 +1,4 @@
-"""Computes batches, normalization groups and schedule from flags.
+"""Computes batches, image sizes and the schedule from flags.
 
 Completing and checking the flags needs these values, and so does `run_plan.make`. All other code
 takes them from the `RunPlan`.

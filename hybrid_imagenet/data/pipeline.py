@@ -357,7 +357,7 @@ class DatasetBuilder:
       crop_fraction: For evaluation, the central square as a fraction of the shorter side; elements
         have weights. None for training; elements have seeds.
       augmentation: The training augmentation.
-      seed: Seed of the augmentation's random numbers.
+      seed: Seed of the random augmentation.
       class_mixing_monitor: Warns if the first images hold few classes; None for no warning.
     """
 

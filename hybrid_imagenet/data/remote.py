@@ -220,7 +220,7 @@ class RemoteDirectory(Directory):
         """Asks the server for the sizes of many files at once.
 
         Raises:
-          UserError: For a name outside of the directory, or if the server does not report sizes.
+          UserError: For a name outside the directory, or if the server does not report sizes.
           FileNotFoundError: If there is no such file.
           StorageError: If the URL does not answer.
         """

@@ -98,7 +98,7 @@ _NO_LOGIN = re.compile(rb"^Host key verification failed|: Permission denied \(")
 
 
 class LineEvent(enum.Enum):
-    """What one line of a launcher reports.
+    """Kinds of lines that a launcher prints.
 
     The first three kinds are not shown: `NOISE` does not help the user, and `JobResult` reports an
     unknown host or a lost rank at the end.

@@ -26,7 +26,7 @@ class RunStatus:
     Attributes:
       info: See `__init__`.
       total_epochs: Planned number of epochs.
-      ends_at: Fractional epochs after which the run ends.
+      ends_at: Fractional epochs after which the run stops.
       values: Latest value of each key in any record.
       epoch: Current epoch, counted from 1.
       position: Fractional epochs done.
@@ -37,7 +37,7 @@ class RunStatus:
         """Begins with what is known before the first record.
 
         Args:
-          info: Any of `ends_at` (fractional epochs, if the run ends before the last epoch),
+          info: Any of `ends_at` (fractional epochs, if the run stops before the last epoch),
             `images_per_epoch`, `world_size`, `step`, `epochs` and `validated` (done before this
             session; the last has pairs of an epoch and its top-1), `gpus` (false if ranks do not
             have GPUs), `single_gpu_images_per_second`, `target` (a top-1 fraction), `num_classes`,
