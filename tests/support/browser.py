@@ -4,7 +4,6 @@ import base64
 import contextlib
 import json
 import os
-import pathlib
 import select
 import shutil
 import subprocess
@@ -163,13 +162,6 @@ class Browser:
             " const box = element.getBoundingClientRect();"
             " return [box.left + box.width / 2, box.top + box.height / 2]; })()"
         )
-
-    def screenshot(self, path, *, height):
-        """Writes a picture of the top of the page."""
-        width = self.evaluate("innerWidth")
-        clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
-        picture = self.send("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
-        pathlib.Path(path).write_bytes(base64.b64decode(picture["data"]))
 
     def pdf(self):
         """Returns the page as it is printed."""
