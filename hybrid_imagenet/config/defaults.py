@@ -41,13 +41,18 @@ _MIN_BATCH_OF_LARS = 2048
 _DERIVED_AGAIN = (Origin.DEFAULT, Origin.BATCH)
 
 
-def recommended_recipe(batch: int) -> str:
+def recommended_recipe(batch: int) -> str | None:
     """Returns the recipe with which to start, as README and docs/recipes.md recommend it.
 
     Args:
       batch: Images per step over all GPUs.
+
+    Returns:
+      None for a batch that is larger than those of MLPerf's table.
     """
-    return "mlperf_lars" if batch >= _MIN_BATCH_OF_LARS else "gradual_warmup"
+    if batch < _MIN_BATCH_OF_LARS:
+        return "gradual_warmup"
+    return "mlperf_lars" if mlperf.covers(batch) else None
 
 
 def recipe_note(config: RunConfig, classes: int | None) -> str | None:
@@ -73,10 +78,11 @@ def recipe_note(config: RunConfig, classes: int | None) -> str | None:
             f" GPUs. This dataset has {classes} classes. Try --recipe=gradual_warmup."
         )
     batch = derived.base_batch(config)
-    return (
-        f"No --recipe was set: using {config.run.recipe}, the method of Lu et al. At a global batch"
-        f" of {batch:,}, README recommends --recipe={recommended_recipe(batch)}."
-    )
+    recommended = recommended_recipe(batch)
+    note = f"No --recipe was set: using {config.run.recipe}, the method of Lu et al."
+    if recommended is None:
+        return f"{note} README recommends no recipe for a global batch of {batch:,}."
+    return f"{note} At a global batch of {batch:,}, README recommends --recipe={recommended}."
 
 
 def is_for_gpus(config: RunConfig) -> bool:

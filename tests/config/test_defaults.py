@@ -290,6 +290,16 @@ def test_recipe_note_names_the_recipe_and_the_recommended_one_at_this_batch(
     )
 
 
+def test_recipe_note_at_a_batch_beyond_the_table_of_mlperf_recommends_none():
+    assert defaults.recipe_note(config.resolve(["--dataset=imagenet2012"], 256), None).endswith(
+        "At a global batch of 65,536, README recommends --recipe=mlperf_lars."
+    )
+    assert defaults.recipe_note(config.resolve(["--dataset=imagenet2012"], 512), None) == (
+        "No --recipe was set: using hybrid, the method of Lu et al. README recommends no recipe for"
+        " a global batch of 131,072."
+    )
+
+
 @pytest.mark.parametrize("dataset", ["tfrecord", "digits", "imagenet2012"])
 def test_recipe_note_of_a_recipe_that_is_set_is_none(dataset):
     flags = [f"--dataset={dataset}", "--recipe=hybrid"]
