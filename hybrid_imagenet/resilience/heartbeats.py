@@ -267,7 +267,10 @@ class HeartbeatLog:
         lines = []
         for rank in sorted(ranks):
             heartbeat, _ = self._heartbeats[rank]
-            moment = "no step yet" if heartbeat.step is None else f"last step: {heartbeat.step}"
+            # Steps after the last heartbeat of a silent rank are unknown.
+            moment = "no step reported"
+            if heartbeat.step is not None:
+                moment = f"last step: {heartbeat.step}"
             host = _printable_end(heartbeat.host)
             lines.append(
                 f"stall: rank {rank} on {host} (process {heartbeat.process}) {state} for"

@@ -74,7 +74,9 @@ def test_find_stall_reports_a_rank_with_overdue_heartbeats_as_silent():
 def test_find_stall_before_the_first_step_reports_only_silent_ranks():
     log = log_of(beat(0, step=None), beat(1, step=None))
     log.record(beat(0, step=None), 20.0)
-    assert log.find_stall(20.0).ranks == (1,)
+    stall = log.find_stall(20.0)
+    assert stall.ranks == (1,)
+    assert "has been silent for 20 s (no step reported). Python stack:" in stall.report
     log.record(beat(1, step=None), 21.0)
     assert log.find_stall(22.0) is None
 
