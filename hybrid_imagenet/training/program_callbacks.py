@@ -31,7 +31,7 @@ from hybrid_imagenet.training.loss_alarm_guard import LossAlarmGuard
 
 
 def program_callbacks(
-    run: RunComponents, save_callback: SaveCheckpoints
+    components: RunComponents, save_callback: SaveCheckpoints
 ) -> list[keras.callbacks.Callback]:
     """Returns the callbacks of a run, in their order.
 
@@ -51,71 +51,73 @@ def program_callbacks(
        the resumed run would begin after the epoch, and its record would be lost forever.
 
     Args:
-      run: The components.
+      components: The components.
       save_callback: The callback that saves.
     """
-    plan = run.plan
-    step = run.step
-    callbacks: list[keras.callbacks.Callback] = [StallWatchdog(watchdog=run.watchdog)]
-    if plan.recording.profile_steps and run.recording.path is not None:
+    plan = components.plan
+    step = components.step
+    callbacks: list[keras.callbacks.Callback] = [StallWatchdog(watchdog=components.watchdog)]
+    if plan.recording.profile_steps and components.recording.path is not None:
         first, last = plan.recording.profile_steps
         callbacks.append(
             Profiler(
                 first,
                 last,
-                run.recording.path / "profile",
+                components.recording.path / "profile",
                 wait=step.sums.read,
-                log=run.recording.announce,
+                log=components.recording.announce,
             )
         )
     callbacks += [AdaBoundBounds(), LARSSchedule(derives_coefficient=False), LearningRateSchedule()]
-    weights = run.model.trainable_variables
-    inner_optimizer = run.optimizer.inner
+    weights = components.model.trainable_variables
+    inner_optimizer = components.optimizer.inner
     callbacks += [
         RelativeUpdates([weights[i] for i in inner_optimizer.kernel_indices()]),
         HyperparameterLog(),
-        SkippedStepsGuard(run.optimizer, plan.optimizer.max_skipped_steps),
+        SkippedStepsGuard(components.optimizer, plan.optimizer.max_skipped_steps),
         LossAlarmGuard(step),
         MergeBatchNormStatistics(
-            collect=_precise_statistics(run) if plan.network.batch_norm == "precise" else None,
-            merge_parts=lambda: normalization.merge_virtual_gpus(run.model),
+            collect=_precise_statistics(components)
+            if plan.network.batch_norm == "precise"
+            else None,
+            merge_parts=lambda: normalization.merge_virtual_gpus(components.model),
             at_epoch_end=False,
             dtype=tf.float32,
         ),
     ]
-    if run.optimizer.average is not None:
+    if components.optimizer.average is not None:
         measurement = BatchNormStatistics(
-            run.communicator,
-            normalization.trainable_statistics(run.model),
-            _precise_statistics(run),
-            lambda: normalization.merge_virtual_gpus(run.model),
+            components.communicator,
+            normalization.trainable_statistics(components.model),
+            _precise_statistics(components),
+            lambda: normalization.merge_virtual_gpus(components.model),
         )
         callbacks.append(
             SwapAveragedWeights(
-                run.optimizer.average,
-                normalization.inference_statistics(run.model),
+                components.optimizer.average,
+                normalization.inference_statistics(components.model),
                 measurement.synchronize,
             )
         )
     callbacks += [
-        ExampleCount(run.data),
+        ExampleCount(components.data),
         TrustRatioLog(inner_optimizer, weights),
         WeightCheck(weights),
-        CostLog(run.data.source.reads, save_callback, run.optimizer.reducer),
+        CostLog(components.data.source.reads, save_callback, components.optimizer.reducer),
         StopAtTarget(plan.validation.stop_at_top1, monitor="val_top1"),
-        MetricsLog(sink=run.recording),
+        MetricsLog(sink=components.recording),
         save_callback,
     ]
     return callbacks
 
 
-def _precise_statistics(run: RunComponents) -> Callable[[], None]:
+def _precise_statistics(components: RunComponents) -> Callable[[], None]:
     """Returns the function that measures this rank's statistics over several batches."""
     return PreciseStatistics(
-        run.step.forward,
-        normalization.trainable_statistics(run.model),
-        lambda: run.data.statistics_batches(
-            run.state.finished_epochs, run.watchdog.record_progress
+        components.step.forward,
+        normalization.trainable_statistics(components.model),
+        lambda: components.data.statistics_batches(
+            components.state.finished_epochs, components.watchdog.record_progress
         ),
-        run.state,
+        components.state,
     ).collect

@@ -18,7 +18,7 @@ from hybrid_imagenet.training.components import RunComponents
 
 
 def begin_or_resume(
-    run: RunComponents, callback_variables: Mapping[str, keras.Variable]
+    components: RunComponents, callback_variables: Mapping[str, keras.Variable]
 ) -> Mapping[str, dict[str, Any]]:
     """Restores the latest valid checkpoint, else --init_from, else rank 0's initial state.
 
@@ -27,7 +27,7 @@ def begin_or_resume(
     Rank 0 reads the checkpoint and sends it to the others (Lu et al. §2.2.3); every rank calls it.
 
     Args:
-      run: The components of the run.
+      components: The components of the run.
       callback_variables: Variables of callbacks by name, which checkpoints contain too.
 
     Returns:
@@ -37,134 +37,141 @@ def begin_or_resume(
     Raises:
       UserError: On all ranks, if a checkpoint, file or directory cannot be used.
     """
-    variables = {**run.variables(), **callback_variables}
+    variables = {**components.variables(), **callback_variables}
     messages: list[str] = []
-    run.watchdog.start()
-    with run.communicator.raise_on_all_ranks():
+    components.watchdog.start()
+    with components.communicator.raise_on_all_ranks():
         # None on the other ranks, which get position and variables by broadcasts.
-        checkpoint_on_rank_0 = run.recording.find_checkpoint()
-        init_from = run.plan.network.init_from
-        if checkpoint_on_rank_0 is None and init_from and run.communicator.rank == 0:
-            lines = warm_start.load(init_from, run.model)
+        checkpoint_on_rank_0 = components.recording.find_checkpoint()
+        init_from = components.plan.network.init_from
+        if checkpoint_on_rank_0 is None and init_from and components.communicator.rank == 0:
+            lines = warm_start.load(init_from, components.model)
             messages = [f"--init_from: {line}" for line in lines]
-            if run.optimizer.average is not None:
-                run.optimizer.average.restart()
-    meta = run.communicator.broadcast_object(
+            if components.optimizer.average is not None:
+                components.optimizer.average.restart()
+    meta = components.communicator.broadcast_object(
         checkpoint_on_rank_0.meta if checkpoint_on_rank_0 else None
     )
     if meta is not None:
-        _restore_position(run, meta)
-    with run.communicator.raise_on_all_ranks():
+        _restore_position(components, meta)
+    with components.communicator.raise_on_all_ranks():
         if checkpoint_on_rank_0 is not None:
-            same_data.check_resumed(checkpoint_on_rank_0, run.sources)
+            same_data.check_resumed(checkpoint_on_rank_0, components.sources)
             restore_arrays(checkpoint_on_rank_0, variables)
-            check_epoch_order(checkpoint_on_rank_0, run.data.order)
-            _check_phase(run)
-            loss_scale = run.optimizer.loss_scale
+            check_epoch_order(checkpoint_on_rank_0, components.data.order)
+            _check_phase(components)
+            loss_scale = components.optimizer.loss_scale
             saved_scale = checkpoint_on_rank_0.meta["loss_scale"]
             if restored_loss_scale.restart_if_changed(loss_scale, saved_scale):
                 messages.append(restored_loss_scale.restart_note(loss_scale))
-        run.recording.start(run.facts, _view_info(run), run.state, is_over=_is_over(run))
+        components.recording.start(
+            components.facts, _view_info(components), components.state, is_over=_is_over(components)
+        )
     # It comes before the broadcast, because the ranks wait for one another there. As soon as one of
     # them prints that it compiles, a signal must make all of them save.
     REQUESTS.begin()
-    run.communicator.broadcast_variables([v.value for v in variables.values()])
-    random_state.set_rank_seeds(run.model, run.communicator.rank)
+    components.communicator.broadcast_variables([v.value for v in variables.values()])
+    random_state.set_rank_seeds(components.model, components.communicator.rank)
     for message in messages:
-        run.recording.announce(message)
-    for note in _notes(run):
-        run.recording.announce(note)
+        components.recording.announce(message)
+    for note in _notes(components):
+        components.recording.announce(note)
     return meta["callbacks"] if meta is not None else {}
 
 
-def _restore_position(run: RunComponents, meta: Mapping[str, Any]) -> None:
+def _restore_position(components: RunComponents, meta: Mapping[str, Any]) -> None:
     """Restores position and sums on every rank; variables are broadcast later.
 
     Args:
-      run: The components of the run.
+      components: The components of the run.
       meta: Description of the checkpoint.
     """
-    run.state.restore(meta["state"])
-    if run.state.has_reached(run.plan.validation.stop_at_top1):
-        run.state.stop = "target"
+    components.state.restore(meta["state"])
+    if components.state.has_reached(components.plan.validation.stop_at_top1):
+        components.state.stop = "target"
     # Without --hybrid_ramp_epochs the schedule omits LARS's share, which then is 1.
-    scheduled = _scheduled_values(run)
-    run.state.schedule_values = {
-        name: value for name, value in run.state.schedule_values.items() if name in scheduled
+    scheduled = _scheduled_values(components)
+    components.state.schedule_values = {
+        name: value for name, value in components.state.schedule_values.items() if name in scheduled
     }
-    run.optimizer.inner.hyperparameters.assign(run.state.schedule_values)
-    run.data.restore_replaced_examples(meta.get("replaced"))
+    components.optimizer.inner.hyperparameters.assign(components.state.schedule_values)
+    components.data.restore_replaced_examples(meta.get("replaced"))
     sums = accumulators.epoch_sums_of_rank(
-        meta["epoch_sums"], run.communicator.rank, run.communicator.size
+        meta["epoch_sums"], components.communicator.rank, components.communicator.size
     )
-    run.step.sums.restore(sums)
+    components.step.sums.restore(sums)
 
 
-def _is_over(run: RunComponents) -> bool:
+def _is_over(components: RunComponents) -> bool:
     """Returns whether no step is left to train."""
-    is_at_end = run.data.length.is_over(run.state.cursor, run.state.step)
-    return is_at_end or bool(run.state.stop)
+    is_at_end = components.data.length.is_over(components.state.cursor, components.state.step)
+    return is_at_end or bool(components.state.stop)
 
 
-def _check_phase(run: RunComponents) -> None:
+def _check_phase(components: RunComponents) -> None:
     """Raises UserError if a run past its AdaBound warmup would begin another one.
 
     AdaBound would begin with the velocity of SGD.
     """
-    if run.state.schedule_values.get("phase", 0.0) > _scheduled_values(run).get("phase", 1.0):
+    if components.state.schedule_values.get("phase", 0.0) > _scheduled_values(components).get(
+        "phase", 1.0
+    ):
         raise UserError(
             "--warmup_epochs: the run is past its warmup. Resume with the number of warmup epochs"
             " that it had."
         )
 
 
-def _scheduled_values(run: RunComponents) -> Mapping[str, float]:
+def _scheduled_values(components: RunComponents) -> Mapping[str, float]:
     """Returns the values of the schedule at the present position."""
-    return run.plan.values_at(run.data.order.position(run.state.cursor))
+    return components.plan.values_at(components.data.order.position(components.state.cursor))
 
 
-def _notes(run: RunComponents) -> list[str]:
+def _notes(components: RunComponents) -> list[str]:
     """Returns lines about the data and the position that the user should know."""
     notes = list(
-        dict.fromkeys(f"data: {note}" for source in run.sources.values() for note in source.notes)
+        dict.fromkeys(
+            f"data: {note}" for source in components.sources.values() for note in source.notes
+        )
     )
-    if run.class_weights is not None:
-        names = run.data.source.class_names
-        notes.append(class_sizes.describe_weights(run.class_weights, names))
-    if run.state.stop == "target":
+    if components.class_weights is not None:
+        names = components.data.source.class_names
+        notes.append(class_sizes.describe_weights(components.class_weights, names))
+    if components.state.stop == "target":
         notes.append(
-            f"the run reached --stop_at_top1={run.plan.validation.stop_at_top1:g} in epoch"
-            f" {run.state.best_epoch:g}: raise it to train further"
+            f"the run reached --stop_at_top1={components.plan.validation.stop_at_top1:g} in epoch"
+            f" {components.state.best_epoch:g}: raise it to train further"
         )
-    elif _is_over(run):
+    elif _is_over(components):
         notes.append(
-            f"the run was over at step {run.state.step}: raise --epochs or --max_steps to train"
-            " further"
+            f"the run was over at step {components.state.step}: raise --epochs or --max_steps to"
+            " train further"
         )
-    elif run.state.step:
-        position = run.data.order.position(run.state.cursor)
-        rate = _scheduled_values(run)["learning_rate"]
+    elif components.state.step:
+        position = components.data.order.position(components.state.cursor)
+        rate = _scheduled_values(components)["learning_rate"]
         notes.append(
-            f"resumed at epoch {position:.3f}, step {run.state.step}, learning rate {rate:.4g}"
+            f"resumed at epoch {position:.3f}, step {components.state.step}, learning rate"
+            f" {rate:.4g}"
         )
     return notes
 
 
-def _view_info(run: RunComponents) -> dict[str, Any]:
+def _view_info(components: RunComponents) -> dict[str, Any]:
     """Returns what the view shows before training begins, see `runlog.progress.RunStatus`."""
-    plan = run.plan
-    num_classes = run.data.source.num_classes
+    plan = components.plan
+    num_classes = components.data.source.num_classes
     return {
-        "world_size": run.communicator.size,
-        "gpus": run.facts.get("gpu", "none") != "none",
+        "world_size": components.communicator.size,
+        "gpus": components.facts.get("gpu", "none") != "none",
         "optimizer": plan.optimizer.name,
-        "images_per_epoch": run.data.source.num_examples,
+        "images_per_epoch": components.data.source.num_examples,
         "num_classes": num_classes,
         "imagenet": plan.network.model == "resnet50" and num_classes == 1000,
-        "step": run.state.step,
-        "finished_epochs": run.state.finished_epochs,
-        "epochs": run.data.order.position(run.state.cursor),
-        "ends_at": run.data.length.end_position(run.data.global_batch),
+        "step": components.state.step,
+        "finished_epochs": components.state.finished_epochs,
+        "epochs": components.data.order.position(components.state.cursor),
+        "ends_at": components.data.length.end_position(components.data.global_batch),
         "target": plan.validation.target_top1[0] if plan.validation.target_top1 else None,
         "single_gpu_images_per_second": plan.recording.single_gpu_images_per_second,
     }
