@@ -15,6 +15,20 @@ from hybrid_imagenet.training import build, hardware, same_data
 from hybrid_imagenet.training.components import RunComponents
 from hybrid_imagenet.training.recorder import Recording
 from hybrid_imagenet.training.trainer import Trainer
+from hybrid_imagenet.xla import has_gpu
+
+# The passes of TensorFlow's graph optimizer without which a step on a CPU is as fast and has the
+# same bits, but is compiled sooner (docs/dev/measurements.md). Remapping, which fuses operations,
+# is not one of them.
+_PASSES_WITHOUT_GAIN_ON_CPU = (
+    "layout_optimizer",
+    "constant_folding",
+    "shape_optimization",
+    "loop_optimization",
+    "arithmetic_optimization",
+    "dependency_optimization",
+    "function_optimization",
+)
 
 
 def run(
@@ -61,6 +75,10 @@ def build_components(config: RunConfig, communicator: Communicator) -> RunCompon
         config = defaults.shared(config, communicator.broadcast_object)
     if config.run.deterministic:
         tf.config.experimental.enable_op_determinism()
+    if not has_gpu():
+        tf.config.optimizer.set_experimental_options(
+            dict.fromkeys(_PASSES_WITHOUT_GAIN_ON_CPU, False)
+        )
     with communicator.raise_on_all_ranks():
         precision = _choose_precision(config, communicator)
         train, validation = build.sources(config.data, config.run.seed)

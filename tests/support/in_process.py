@@ -48,16 +48,20 @@ def call(module: str, arguments: Sequence[str]) -> list:
 def alone() -> Iterator[None]:
     """Restores what a program changes for its whole process."""
     import keras
+    import tensorflow as tf
     from tensorflow.python.framework import config
 
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
     policy = keras.config.dtype_policy()
+    options = tf.config.optimizer.get_experimental_options()
     try:
         yield
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
         config.disable_op_determinism()
+        changed = tf.config.optimizer.get_experimental_options()
+        tf.config.optimizer.set_experimental_options(dict.fromkeys(changed, True) | options)
         keras.config.set_dtype_policy(policy)
         # This also collects garbage.
         keras.backend.clear_session()

@@ -114,6 +114,19 @@ def test_train_with_a_kept_default_of_xla_on_a_cpu_does_not_name_xla(tmp_path):
         train.run(kept, SingleProcess(), callbacks)
 
 
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_train_turns_off_slow_graph_passes_only_on_cpus(tmp_path, monkeypatch, has_gpu):
+    monkeypatch.setattr(train, "has_gpu", lambda: has_gpu)
+    found = {}
+
+    def read_options(trainer):
+        found.update(tf.config.optimizer.get_experimental_options())
+
+    run(tmp_path, "--max_steps=1", change=read_options)
+    assert found.get("constant_folding", True) is has_gpu
+    assert found.get("remapping", True)
+
+
 def test_train_on_a_gpu_stores_what_xla_compiles(tmp_path, monkeypatch):
     monkeypatch.setattr(gpus, "in_use", lambda: True)
     monkeypatch.setattr(gpus, "compute_capability", lambda: (8, 0))
