@@ -106,17 +106,28 @@ class MicroBatchCounter:
         finally:
             self._traced_for = before
 
-    def choose(self, add: Callable[[], None], update: Callable[[], None]) -> None:
+    def choose(
+        self, grads: Sequence[tf.Tensor], add: Callable[[], None], update: Callable[[], None]
+    ) -> None:
         """Counts a micro-batch; calls `update` for the last one of an update and `add` for others.
+
+        At the end of data of unknown length Keras begins one more step, in which reading the data
+        fails. So the micro-batch is counted only when its gradients exist.
 
         Inside `traced_for` the kind of micro-batch is known when the graph is built. Without it
         there is a branch in the graph. The counter is the same on all ranks, so all take the same
         branch. On a GPU the host waits for the counter at every micro-batch. `fit` and the program
         choose on the host instead; a custom loop cannot, because one function of the user's serves
         all micro-batches.
+
+        Args:
+          grads: Gradients of the micro-batch.
+          add: Adds them to the sums.
+          update: Updates from the sums and these gradients.
         """
-        count = self.count.value + 1
-        self.count.value.assign(count)
+        with tf.control_dependencies(list(grads)):
+            count = self.count.value + 1
+            self.count.value.assign(count)
         if self._traced_for is MicroBatchUse.ADD:
             add()
         elif self._traced_for is MicroBatchUse.UPDATE:

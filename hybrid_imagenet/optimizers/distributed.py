@@ -222,9 +222,11 @@ class DistributedOptimizer(KerasProtocol):
 
         def update() -> None:
             self.update_if_finite(self.reduce(self.accumulator.mean(grads, steps)))
-            self.accumulator.reset()
+            # Without gradients, as in `MicroBatchCounter.choose`, the sums must be kept.
+            with tf.control_dependencies(list(grads)):
+                self.accumulator.reset()
 
-        self.micro_batches.choose(add, update)
+        self.micro_batches.choose(grads, add, update)
 
     def reduce(self, grads: Sequence[tf.Tensor]) -> Packed:
         """Averages gradients of the scaled loss over ranks, after `build`.

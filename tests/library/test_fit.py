@@ -556,3 +556,24 @@ def test_fit_accumulation_continues_from_the_counter_of_the_optimizer():
     assert chosen_by_host == branch == [1, 2, 3]
     for value, other in zip(weights, expected, strict=True):
         np.testing.assert_array_equal(value, other)
+
+
+@pytest.mark.parametrize("callbacks", [hi.callbacks.default_callbacks, list])
+def test_fit_accumulation_continues_over_the_end_of_data_of_unknown_length(callbacks):
+    """At the end of such data Keras begins one more step, which must leave the sums as they are.
+
+    Each gradient is 1 and the rate is 1, so each update is -1. Without default callbacks there is a
+    branch in the graph, as in a `train_step` of the user's.
+    """
+    optimizer = hi.DistributedOptimizer(keras.optimizers.SGD(1.0), gradient_accumulation_steps=2)
+    layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+    model = keras.Sequential([keras.Input((1,)), layer])
+    model.compile(optimizer, lambda label, score: score)
+    ones = np.ones((5, 4, 1), np.float32)
+    data = tf.data.Dataset.from_tensor_slices((ones, ones)).filter(lambda image, label: True)
+    seen = []
+    for _ in range(4):
+        model.fit(data, epochs=1, verbose=0, callbacks=callbacks())
+        count = optimizer.micro_batches.read()
+        seen.append((count, int(optimizer.iterations), layer.kernel.numpy().item()))
+    assert seen == [(5, 2, -2.0), (10, 5, -5.0), (15, 7, -7.0), (20, 10, -10.0)]
