@@ -85,6 +85,9 @@ class Checkpoint(SaveCheckpoints):
     checkpoint, and a line says so. If they come in the same order every time, pass
     `skip_batches=True`.
 
+    An epoch that continues, or begins again, keeps its learning rate. `on_epoch_begin` of other
+    callbacks is called for it a second time.
+
     An epoch that `stop_training` has ended early is not saved, unless there is an exact order.
 
     If a callback such as `EarlyStopping` sets `stop_training` and the epoch is whole, the training
@@ -152,6 +155,8 @@ class Checkpoint(SaveCheckpoints):
         self._save_at_epoch_end = False
         # Best weights of callbacks by name.
         self._restored_weights: dict[str, list[np.ndarray]] = {}
+        # Learning rates, by name of the optimizer, with which an interrupted epoch goes on.
+        self._restored_rates: dict[str, float] = {}
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Restores the latest valid checkpoint on all ranks, and the epoch that `fit` begins with.
@@ -171,6 +176,7 @@ class Checkpoint(SaveCheckpoints):
         meta: dict[str, Any] | None = None
         # An earlier `fit` with this callback may have been interrupted.
         self._restored_weights = {}
+        self._restored_rates = {}
         self._rank_values = {}
         with communicator.raise_on_all_ranks():
             if communicator.rank == 0:
@@ -252,6 +258,10 @@ class Checkpoint(SaveCheckpoints):
         rank_values.restore_variables(self.model, self._rank_values, communicator)
         if meta["batches"]:
             self._continue_inside_epoch(meta["batches"], meta["world_size"], meta["epoch_batches"])
+        if meta["batches"] or (self._order is not None and meta["order"]["offset"]):
+            for name, optimizer in compiled_model.optimizers(self.model).items():
+                if getattr(optimizer, "schedule", None) is None:
+                    self._restored_rates[name] = float(optimizer.learning_rate)
 
     def _continue_inside_epoch(
         self, batches: int, saved_ranks: int, saved_batches: Sequence[int | None]
@@ -296,8 +306,8 @@ class Checkpoint(SaveCheckpoints):
         They may still change their state or the learning rate there. It comes before
         `SwapEMAWeights(swap_on_epoch=True)`, which replaces the weights by their averages.
 
-        Another one, after all others, notices at the end of a batch whether one of them has ended
-        the epoch.
+        Another one, after all others, keeps the learning rate of an epoch that was interrupted, and
+        notices at the end of a batch whether one of them has ended the epoch.
         """
         position = 0
         for callback in self._all_callbacks:
@@ -305,9 +315,11 @@ class Checkpoint(SaveCheckpoints):
                 break
             position += 1
         at_epoch_end = keras.callbacks.LambdaCallback(on_epoch_end=self._end_epoch)
-        at_batch_end = keras.callbacks.LambdaCallback(on_train_batch_end=self._end_batch)
+        after_others = keras.callbacks.LambdaCallback(
+            on_epoch_begin=self._keep_rates, on_train_batch_end=self._end_batch
+        )
         private_api.insert_callback(at_epoch_end, position)
-        private_api.insert_callback(at_batch_end, len(self._all_callbacks) + 1)
+        private_api.insert_callback(after_others, len(self._all_callbacks) + 1)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Sets the data of the epoch; in the first one also metrics and states of callbacks."""
@@ -329,6 +341,18 @@ class Checkpoint(SaveCheckpoints):
         self._continues_epoch = False
         self._first_batch = 0
         super().on_epoch_begin(epoch, logs)
+
+    def _keep_rates(self, epoch: int, logs: dict[str, Any] | None) -> None:
+        """Sets the learning rates of an interrupted epoch again.
+
+        Callbacks such as `LearningRateScheduler` have set them when the epoch began the first time.
+        If the new rate follows from the old one, it would otherwise change twice.
+        """
+        optimizers = compiled_model.optimizers(self.model)
+        for name, rate in self._restored_rates.items():
+            if float(optimizers[name].learning_rate) != rate:
+                set_hyperparameters(optimizers[name], {"learning_rate": rate})
+        self._restored_rates = {}
 
     def restore_callback(
         self, callback: keras.callbacks.Callback, name: str, state: Mapping[str, Any]

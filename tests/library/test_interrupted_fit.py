@@ -16,17 +16,18 @@ from tests.support import program
 
 
 class Interrupt(keras.callbacks.Callback):
-    """Raises KeyboardInterrupt after the first batch of an epoch."""
+    """Raises KeyboardInterrupt after a batch of an epoch."""
 
-    def __init__(self, epoch):
+    def __init__(self, epoch, batch=0):
         super().__init__()
         self._interrupted_epoch = epoch
+        self._batch = batch
 
     def on_epoch_begin(self, epoch, logs=None):
         self._epoch = epoch
 
     def on_train_batch_end(self, batch, logs=None):
-        if self._epoch == self._interrupted_epoch:
+        if (self._epoch, batch) == (self._interrupted_epoch, self._batch):
             raise KeyboardInterrupt
 
 
@@ -40,7 +41,7 @@ def fit(folder, epochs, *, before=(), after=(), interrupt=None, optimizer=None, 
     """Trains with a checkpoint in a folder; returns the model."""
     model = compiled(optimizer() if optimizer else None)
     checkpoint = hi.callbacks.Checkpoint(folder, **options)
-    stop = [] if interrupt is None else [Interrupt(interrupt)]
+    stop = [] if interrupt is None else [Interrupt(*interrupt)]
     with contextlib.suppress(KeyboardInterrupt):
         saving.fit(model, epochs, more=[*before, checkpoint, *after, *stop])
     return model
@@ -53,11 +54,22 @@ def halve(epoch, rate):
 @pytest.mark.parametrize("place", ["before", "after"])
 def test_learning_rate_scheduler_halves_once_per_epoch_in_an_interrupted_fit(tmp_path, place):
     whole = fit(tmp_path / "whole", 4, **{place: [keras.callbacks.LearningRateScheduler(halve)]})
-    for interrupt in (2, None):
+    for interrupt in ((2, 0), None):
         scheduler = keras.callbacks.LearningRateScheduler(halve)
         model = fit(tmp_path / "again", 4, **{place: [scheduler]}, interrupt=interrupt)
     assert float(model.optimizer.learning_rate) == pytest.approx(0.1 / 2**4)
     assert saving.weights(model) == saving.weights(whole)
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_learning_rate_scheduler_halves_once_in_an_epoch_that_continues(tmp_path, place):
+    """Keras calls `on_epoch_begin` again, with the rate that is halved already."""
+    scheduler = {place: [keras.callbacks.LearningRateScheduler(halve)]}
+    whole = fit(tmp_path / "whole", 4, **scheduler)
+    fit(tmp_path / "again", 4, **scheduler, interrupt=(2, 1), every_seconds=1e-9)
+    again = fit(tmp_path / "again", 4, **scheduler)
+    assert float(again.optimizer.learning_rate) == pytest.approx(0.1 / 2**4)
+    assert saving.weights(again) == saving.weights(whole)
 
 
 def ema():
@@ -71,7 +83,7 @@ def test_averages_that_are_swapped_each_epoch_are_not_trained_after_a_resume(tmp
         return fit(folder, 4, **{place: [swap]}, interrupt=interrupt, optimizer=ema)
 
     whole = run(tmp_path / "whole")
-    run(tmp_path / "again", interrupt=2)
+    run(tmp_path / "again", interrupt=(2, 0))
     again = run(tmp_path / "again")
     # Keras swaps by additions, which round.
     for ours, expected in zip(again.get_weights(), whole.get_weights(), strict=True):
