@@ -38,7 +38,7 @@ from hybrid_imagenet.errors import (
     pluralize,
 )
 from hybrid_imagenet.models import random_state
-from hybrid_imagenet.optimizers import compiled_model, restored_loss_scale
+from hybrid_imagenet.optimizers import compiled_model, restored_loss_scale, restored_rate
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.optimizers.grouped import hyperparameters_of
 from hybrid_imagenet.optimizers.layer_scaled import LayerScaledOptimizer
@@ -155,6 +155,8 @@ class Checkpoint(SaveCheckpoints):
         self._save_at_epoch_end = False
         # Best weights of callbacks by name.
         self._restored_weights: dict[str, list[np.ndarray]] = {}
+        # Learning rate and momentum with which each optimizer was created, by its name.
+        self._created_with: dict[str, dict[str, float]] = {}
         # Learning rates, by name of the optimizer, with which an interrupted epoch goes on.
         self._restored_rates: dict[str, float] = {}
 
@@ -169,6 +171,10 @@ class Checkpoint(SaveCheckpoints):
         require_weights(self.model)
         for optimizer in compiled_model.optimizers(self.model).values():
             build(self.model, optimizer, communicator)
+        self._created_with = {
+            name: restored_rate.values_of(optimizer)
+            for name, optimizer in compiled_model.optimizers(self.model).items()
+        }
         self._all_callbacks = private_api.running_callbacks()
         callback_state.check_ranks(self._all_callbacks, communicator)
         self._follow_other_callbacks()
@@ -526,10 +532,12 @@ class Checkpoint(SaveCheckpoints):
         callback_arrays, checkpoint = _take_arrays(checkpoint, callback_state.CALLBACK_ARRAYS)
         for name, array in sorted(callback_arrays.items()):
             self._restored_weights.setdefault(name.partition("/")[0], []).append(array)
+        new_optimizers = [name for name, o in optimizers.items() if not o.iterations.numpy()]
         restore_arrays(checkpoint, self.all_variables())
         self._restart_changed_loss_scales(checkpoint.meta["optimizers"])
         job_lines.notify_checkpoint(restored=True)
         print_to_stderr(f"resumed from {checkpoint.path}: {self._describe_position(checkpoint)}")
+        self._continue_rates(checkpoint.meta["optimizers"], new_optimizers)
         return {
             "state": checkpoint.meta["state"],
             "order": checkpoint.meta.get("order"),
@@ -573,6 +581,39 @@ class Checkpoint(SaveCheckpoints):
             loss_scale = optimizer.loss_scale
             if restored_loss_scale.restart_if_changed(loss_scale, saved[name]["loss_scale"]):
                 print_to_stderr(restored_loss_scale.restart_note(loss_scale))
+
+    def _continue_rates(self, saved: Mapping[str, Any], new_optimizers: Sequence[str]) -> None:
+        """Sets learning rates and momentum again that were passed to optimizers and are others now.
+
+        Args:
+          saved: Descriptions of the optimizers in the checkpoint, by name.
+          new_optimizers: Names of those that had no update before they were restored.
+        """
+        for name, optimizer in compiled_model.optimizers(self.model).items():
+            if name not in saved:
+                continue
+            created_with = saved[name].get("created_with", {})
+            restored = restored_rate.values_of(optimizer)
+            now = self._created_with[name]
+            if name in new_optimizers:
+                changed = restored_rate.changed_values(restored, created_with, now)
+                if changed:
+                    set_hyperparameters(optimizer, changed)
+                for value_name, value in changed.items():
+                    print_to_stderr(
+                        f"{name}: {value_name} {value:g} instead of {restored[value_name]:g},"
+                        f" because it was created with {now[value_name]:g} instead of"
+                        f" {created_with[value_name]:g}"
+                    )
+                continue
+            # An earlier `fit` of this process has trained it.
+            self._created_with[name] = created_with or now
+            for value_name, value in restored.items():
+                if value != now[value_name]:
+                    print_to_stderr(
+                        f"{name}: {value_name} {value:g} as in the checkpoint, instead of"
+                        f" {now[value_name]:g}"
+                    )
 
     def _prepare_optimizer(self, optimizer: Any, saved: Mapping[str, Any]) -> None:
         """Builds an optimizer as the saved one was built, and sets its scalars."""
@@ -634,6 +675,7 @@ class Checkpoint(SaveCheckpoints):
             optimizers[name] = {
                 "built_on": variable_indices(self.model, optimizer) or [],
                 "hyper": values,
+                "created_with": self._created_with[name],
                 # A later `fit` may have another batch, for which it would derive another value.
                 "trust_coefficient": getattr(inner, "trust_coefficient", None),
                 "loss_scale": None,

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import functools
 
 import keras
 import numpy as np
@@ -70,6 +71,48 @@ def test_learning_rate_scheduler_halves_once_in_an_epoch_that_continues(tmp_path
     again = fit(tmp_path / "again", 4, **scheduler)
     assert float(again.optimizer.learning_rate) == pytest.approx(0.1 / 2**4)
     assert saving.weights(again) == saving.weights(whole)
+
+
+@pytest.mark.parametrize("kind", [keras.optimizers.SGD, hi.optimizers.SGD])
+def test_optimizer_created_with_another_rate_continues_with_it_and_a_line(tmp_path, capsys, kind):
+    for epochs, rate, line in (
+        (1, 0.1, ""),
+        (2, 0.05, "learning_rate 0.05 instead of 0.1, because it was created with 0.05 instead of"),
+        (3, 0.05, ""),
+    ):
+        optimizer = fit(tmp_path / "a", epochs, optimizer=functools.partial(kind, rate)).optimizer
+        assert float(optimizer.learning_rate) == pytest.approx(rate)
+        output = capsys.readouterr().err
+        assert line in output
+        assert ("instead of" in output) == bool(line)
+
+
+def test_halved_rate_stays_halved_if_the_optimizer_is_created_with_another_one(tmp_path):
+    for epochs, rate in ((2, 0.1), (4, 0.3)):
+        model = fit(
+            tmp_path / "a",
+            epochs,
+            after=[keras.callbacks.LearningRateScheduler(halve)],
+            optimizer=functools.partial(keras.optimizers.SGD, rate),
+        )
+        assert float(model.optimizer.learning_rate) == pytest.approx(rate / 2**epochs)
+
+
+def test_optimizer_created_with_another_momentum_continues_with_it(tmp_path, capsys):
+    for epochs, momentum in ((1, 0.9), (2, 0.5)):
+        sgd = functools.partial(hi.optimizers.SGD, 0.1, momentum=momentum)
+        optimizer = fit(tmp_path / "a", epochs, optimizer=sgd).optimizer
+        assert optimizer.inner.hyperparameters["momentum"] == pytest.approx(momentum)
+    assert "momentum 0.5 instead of 0.9" in capsys.readouterr().err
+
+
+def test_rate_set_on_a_trained_optimizer_gives_way_to_the_checkpoint_with_a_line(tmp_path, capsys):
+    model = fit(tmp_path / "a", 1)
+    model.optimizer.learning_rate = 0.01
+    saving.fit(model, 2, more=[hi.callbacks.Checkpoint(tmp_path / "a")])
+    assert float(model.optimizer.learning_rate) == pytest.approx(0.1)
+    line = "optimizer: learning_rate 0.1 as in the checkpoint, instead of 0.01\n"
+    assert line in capsys.readouterr().err
 
 
 def ema():
