@@ -481,7 +481,8 @@ class Checkpoint(SaveCheckpoints):
         try:
             self.wait()
         finally:
-            REQUESTS.end()
+            # The script may go on with another `fit`.
+            REQUESTS.end(keep_request=True)
             self._unlock()
 
     def _unlock(self) -> None:
@@ -535,6 +536,7 @@ class Checkpoint(SaveCheckpoints):
         new_optimizers = [name for name, o in optimizers.items() if not o.iterations.numpy()]
         restore_arrays(checkpoint, self.all_variables())
         self._restart_changed_loss_scales(checkpoint.meta["optimizers"])
+        self._restart_changed_accumulation(checkpoint.meta["optimizers"])
         job_lines.notify_checkpoint(restored=True)
         print_to_stderr(f"resumed from {checkpoint.path}: {self._describe_position(checkpoint)}")
         self._continue_rates(checkpoint.meta["optimizers"], new_optimizers)
@@ -581,6 +583,26 @@ class Checkpoint(SaveCheckpoints):
             loss_scale = optimizer.loss_scale
             if restored_loss_scale.restart_if_changed(loss_scale, saved[name]["loss_scale"]):
                 print_to_stderr(restored_loss_scale.restart_note(loss_scale))
+
+    def _restart_changed_accumulation(self, saved: Mapping[str, Any]) -> None:
+        """Starts an accumulation again whose number of micro-batches has changed.
+
+        Args:
+          saved: Descriptions of the optimizers in the checkpoint, by name.
+        """
+        for name, optimizer in compiled_model.distributed(self.model).items():
+            counter = optimizer.micro_batches
+            steps = saved[name].get("accumulation_steps") if name in saved else None
+            if counter is None or steps in (None, counter.steps):
+                continue
+            pending = counter.read() % steps
+            counter.count.assign(0)
+            optimizer.accumulator.reset()
+            if pending:
+                print_to_stderr(
+                    f"{name}: the gradients of {pending} of {steps} batches are lost, because"
+                    f" gradient_accumulation_steps is {counter.steps} now"
+                )
 
     def _continue_rates(self, saved: Mapping[str, Any], new_optimizers: Sequence[str]) -> None:
         """Sets learning rates and momentum again that were passed to optimizers and are others now.
@@ -676,6 +698,7 @@ class Checkpoint(SaveCheckpoints):
                 "built_on": variable_indices(self.model, optimizer) or [],
                 "hyper": values,
                 "created_with": self._created_with[name],
+                "accumulation_steps": getattr(optimizer, "accumulation_steps", None),
                 # A later `fit` may have another batch, for which it would derive another value.
                 "trust_coefficient": getattr(inner, "trust_coefficient", None),
                 "loss_scale": None,

@@ -125,13 +125,18 @@ class StopRequests:
         # This comes last, because from here on requests are kept and need the two others.
         self._on_stop = on_stop
 
-    def end(self) -> None:
+    def end(self, *, keep_request: bool = False) -> None:
         """Restores the signal handlers that `begin` replaced.
 
         Does nothing in a program that has called `install`: it still keeps requests.
+
+        Args:
+          keep_request: Whether the work after the next `begin` must follow a request that came too
+            late for this work.
         """
         if not self._installed_by_begin:
             return
+        request = self.stop, self.first_signal
         for number, handler in self._earlier_handlers.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
         if self._wakeup_socket is not None:
@@ -139,6 +144,8 @@ class StopRequests:
             self._wakeup_socket.close()
             self._thread.join()
         self._clear()
+        if keep_request:
+            self.stop, self.first_signal = request
 
     def ignore(self) -> None:
         """Ignores the signals from now on.

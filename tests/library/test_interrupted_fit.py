@@ -115,6 +115,27 @@ def test_rate_set_on_a_trained_optimizer_gives_way_to_the_checkpoint_with_a_line
     assert line in capsys.readouterr().err
 
 
+def test_other_number_of_accumulation_steps_starts_the_accumulation_again(tmp_path, capsys):
+    """Each gradient is 1 and the rate is 1, so each update is -1."""
+    for steps, epochs, expected in ((3, 1, -1), (2, 2, -3)):
+        layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+        model = keras.Sequential([keras.Input((1,)), layer])
+        optimizer = hi.DistributedOptimizer(
+            keras.optimizers.SGD(1.0), gradient_accumulation_steps=steps
+        )
+        model.compile(optimizer, lambda label, score: score)
+        ones = np.ones((4, 1), np.float32)
+        checkpoint = hi.callbacks.Checkpoint(tmp_path / "a")
+        callbacks = [*hi.callbacks.default_callbacks(), checkpoint]
+        model.fit(ones, ones, 1, epochs, 0, callbacks)
+        assert layer.kernel.numpy().item() == expected
+    line = (
+        "optimizer: the gradients of 1 of 3 batches are lost, because gradient_accumulation_steps"
+        " is 2 now\n"
+    )
+    assert line in capsys.readouterr().err
+
+
 def ema():
     return keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5)
 

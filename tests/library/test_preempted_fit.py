@@ -46,6 +46,16 @@ def test_preempted_fit_on_a_last_batch_saves_after_the_epoch(tmp_path):
     assert list(again[1]) == [1, 2]
 
 
+def test_request_that_comes_too_late_for_a_fit_stops_the_next_one(tmp_path, monkeypatch):
+    # It is set back after the test.
+    monkeypatch.setattr(preempted.REQUESTS, "stop", False)
+    preempted.fit("arrays", tmp_path / "first", preempted.EPOCHS * BATCHES, preempted.ask_to_stop)
+    with pytest.raises(SystemExit, match=str(EXIT_PREEMPTED)):
+        preempted.fit("arrays", tmp_path / "second")
+    preempted.REQUESTS.end()
+    assert len(list((tmp_path / "second").glob("step-*.npz"))) == 1
+
+
 def test_checkpoints_by_time_do_not_change_the_result(tmp_path):
     whole = preempted.fit("arrays", tmp_path / "whole")
     often = preempted.fit("arrays", tmp_path / "often", every_seconds=1e-9, keep=100)
