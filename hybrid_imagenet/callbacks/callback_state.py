@@ -152,7 +152,15 @@ def _state_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
         state: dict[str, Any] = callback.state_dict()
         return state
     values = {name: getattr(callback, name, None) for name in _attributes(callback)}
-    return {name: None if value is None else float(value) for name, value in values.items()}
+    numbers = {name: None if value is None else float(value) for name, value in values.items()}
+    return {**numbers, "monitor": callback.monitor}
+
+
+def has_other_monitor(callback: keras.callbacks.Callback, state: Mapping[str, Any]) -> bool:
+    """Returns whether a state is that of a callback of Keras that compares another value."""
+    return (
+        bool(_attributes(callback)) and state.get("monitor", callback.monitor) != callback.monitor
+    )
 
 
 def set_state(callback: keras.callbacks.Callback, state: Mapping[str, Any]) -> None:

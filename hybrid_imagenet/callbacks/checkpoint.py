@@ -243,6 +243,7 @@ class Checkpoint(SaveCheckpoints):
         if communicator.rank == 0:
             for line in _warnings(self._all_callbacks, meta["callbacks"]):
                 print_to_stderr(line)
+        self._drop_states_of_other_monitors(meta["callbacks"])
         first_epoch = self.run.state.finished_epochs
         if self._order is not None:
             self._order.load_state_dict(meta["order"])
@@ -297,6 +298,22 @@ class Checkpoint(SaveCheckpoints):
                 f"epoch {epoch} begins again, because {reason}: its first {batches} batches are"
                 " trained a second time"
             )
+
+    def _drop_states_of_other_monitors(self, states: dict[str, Any]) -> None:
+        """Removes restored states whose best value is not comparable, so that they begin again.
+
+        Args:
+          states: States of callbacks by name.
+        """
+        for name, callback in callback_state.stateful_callbacks(self._all_callbacks).items():
+            if name in states and callback_state.has_other_monitor(callback, states[name]):
+                monitor = states.pop(name)["monitor"]
+                self._restored_weights.pop(name, None)
+                if self.communicator.rank == 0:
+                    print_to_stderr(
+                        f"{name.partition('#')[0]} begins again, because it monitors"
+                        f" {callback.monitor} instead of {monitor}"
+                    )
 
     def _is_finished(self, description: Mapping[str, Any]) -> bool:
         """Returns whether a callback has ended this `fit` at the position of a checkpoint.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -21,8 +22,8 @@ class Throughput(TrainingCallback):
     * `data_wait`: share of the time in which the ranks waited for data, a fraction, the mean over
       ranks.
 
-    Validation and the first step, which compiles, are not counted. Pass it on every rank, before
-    callbacks that write the logs. No step waits for a value. Timing the data costs each step a
+    Validation and the first step, which compiles, are not counted. Both are NaN in an epoch that has
+    no other step. Pass it on every rank, before callbacks that write the logs. No step waits for a value. Timing the data costs each step a
     fraction of a millisecond of CPU time.
 
     Example:
@@ -80,7 +81,14 @@ class Throughput(TrainingCallback):
         """Adds the throughput to the logs; every rank calls it."""
         self._stop_clock()
         results_of_ranks = self.communicator.allgather_object(self._results)
-        if logs is None or not all(results_of_ranks):
+        if logs is None:
+            return
+        if not all(results_of_ranks):
+            # `CSVLogger` takes its columns from the first epoch.
+            tracker = private_api.loss_tracker(self.model)
+            if tracker is not None and float(tracker.count):
+                logs["examples_per_second"] = math.nan
+            logs["data_wait"] = math.nan
             return
         seconds = max(results["seconds"] for results in results_of_ranks)
         examples = sum(results["examples"] for results in results_of_ranks)

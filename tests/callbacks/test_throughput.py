@@ -69,6 +69,17 @@ def test_throughput_with_checkpoint_times_the_data_that_are_left(tmp_path):
     assert whole["loss"] == fit(x, y, 4, after=[hi.callbacks.Checkpoint(tmp_path / "b")])["loss"]
 
 
+def test_epoch_without_a_step_to_measure_has_the_same_columns(tmp_path):
+    x, y = models.vectors(4 * BATCHES)
+    log = keras.callbacks.CSVLogger(tmp_path / "log.csv")
+    history = fit(x, y, 4 * BATCHES, after=[log])
+    for name in ("examples_per_second", "data_wait"):
+        first, *others = history[name]
+        assert np.isnan(first)
+        assert np.isfinite(others).all()
+    assert "data_wait,examples_per_second" in (tmp_path / "log.csv").read_text()
+
+
 def test_throughput_of_an_own_train_step_omits_examples():
     class Model(keras.Model):
         def __init__(self):

@@ -115,6 +115,19 @@ def test_rate_set_on_a_trained_optimizer_gives_way_to_the_checkpoint_with_a_line
     assert line in capsys.readouterr().err
 
 
+def test_callback_that_monitors_another_value_begins_again_with_a_line(tmp_path, capsys):
+    """The worst value of the first `fit` would be the best one of the second."""
+    for epochs, monitor, best in ((1, "accuracy", 0.0), (3, "loss", 0.1)):
+        stopping = keras.callbacks.EarlyStopping(monitor, patience=1, mode="min")
+        logs = keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda epoch, logs: logs.update(accuracy=0.0, loss=0.3 - 0.1 * epoch)
+        )
+        fit(tmp_path / "a", epochs, before=[logs, stopping])
+        assert stopping.best == pytest.approx(best)
+    line = "EarlyStopping begins again, because it monitors loss instead of accuracy\n"
+    assert line in capsys.readouterr().err
+
+
 def test_other_number_of_accumulation_steps_starts_the_accumulation_again(tmp_path, capsys):
     """Each gradient is 1 and the rate is 1, so each update is -1."""
     for steps, epochs, expected in ((3, 1, -1), (2, 2, -3)):
