@@ -23,11 +23,16 @@ class SwapAveragedWeights(TrainingCallback):
     are back, and training continues as if nothing had happened: everything that the passes change
     is restored, including the state of dropout.
 
-    The statistics of batch normalization are measured again with the averaged weights, on training
-    batches (`PreciseStatistics`). An average of the statistics of past steps would not fit the
-    averaged weights: their activations vary less, because averaging removes the noise of single
-    steps. Measuring costs one forward pass per batch at each validation and checkpoint, and nothing
-    per step.
+    `ModelCheckpoint` and `model.save` therefore save the trained weights, not those that were
+    validated. To save the averages, exchange the two: `average.exchange()`, `model.save(file)`, and
+    `average.exchange()` again.
+
+    With `measure`, the statistics of batch normalization are measured again with the averaged
+    weights, on training batches (`PreciseStatistics`). An average of the statistics of past steps
+    would not fit the averaged weights: their activations vary less, because averaging removes the
+    noise of single steps. Measuring costs one forward pass per batch at each validation and
+    checkpoint, and nothing per step. Without `measure`, as in the example, the statistics stay
+    those of the trained weights.
 
     Example:
       average = hi.optimizers.WeightAverage(0.999)

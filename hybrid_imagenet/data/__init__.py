@@ -43,7 +43,9 @@ def shard(data: Any, rank: int, size: int, *, remainder: Literal["drop", "keep"]
 
     The part begins with element number `rank`. Shuffle and batch it afterwards. You can also
     shuffle before, with the same seed on all ranks, because the parts are disjoint only if all
-    ranks pass the same elements in the same order.
+    ranks pass the same elements in the same order. Such a `tf.data.Dataset` has another order each
+    time it is read, so then every rank must read it equally often: if one rank alone looks at a
+    batch before `fit`, the parts overlap, and no error says so.
 
     `shard` itself does not communicate, so it may be called at any time and on any rank. The ranks
     compare what they passed when `fit` starts, in `hybrid_imagenet.broadcast_model`, at an
