@@ -244,6 +244,8 @@ class Checkpoint(SaveCheckpoints):
             for line in _warnings(self._all_callbacks, meta["callbacks"]):
                 print_to_stderr(line)
         self._drop_states_of_other_monitors(meta["callbacks"])
+        if meta["finished_fit"] is not None and not self._is_finished(meta):
+            self._renew_patience(meta["callbacks"])
         first_epoch = self.run.state.finished_epochs
         if self._order is not None:
             self._order.load_state_dict(meta["order"])
@@ -314,6 +316,18 @@ class Checkpoint(SaveCheckpoints):
                         f"{name.partition('#')[0]} begins again, because it monitors"
                         f" {callback.monitor} instead of {monitor}"
                     )
+
+    def _renew_patience(self, states: Mapping[str, dict[str, Any]]) -> None:
+        """Lets `EarlyStopping` wait again in a training that it has ended and that goes on.
+
+        Args:
+          states: States of callbacks by name.
+        """
+        for name, callback in callback_state.stateful_callbacks(self._all_callbacks).items():
+            if isinstance(callback, keras.callbacks.EarlyStopping) and "wait" in states.get(
+                name, {}
+            ):
+                states[name]["wait"] = 0
 
     def _is_finished(self, description: Mapping[str, Any]) -> bool:
         """Returns whether a callback has ended this `fit` at the position of a checkpoint.

@@ -115,6 +115,15 @@ def test_rate_set_on_a_trained_optimizer_gives_way_to_the_checkpoint_with_a_line
     assert line in capsys.readouterr().err
 
 
+def test_early_stopping_waits_again_in_a_fit_with_another_number_of_epochs(tmp_path):
+    for epochs, expected in ((8, [0, 1, 2]), (9, [3, 4])):
+        log = EpochLog()
+        # No improvement is large enough.
+        stopping = keras.callbacks.EarlyStopping("loss", min_delta=10.0, patience=2)
+        fit(tmp_path / "a", epochs, after=[stopping, log])
+        assert log.epochs == expected
+
+
 def test_callback_that_monitors_another_value_begins_again_with_a_line(tmp_path, capsys):
     """The worst value of the first `fit` would be the best one of the second."""
     for epochs, monitor, best in ((1, "accuracy", 0.0), (3, "loss", 0.1)):
