@@ -22,9 +22,9 @@ class Throughput(TrainingCallback):
     * `data_wait`: share of the time in which the ranks waited for data, a fraction, the mean over
       ranks.
 
-    Validation and the first step, which compiles, are not counted. Both are NaN in an epoch that has
-    no other step. Pass it on every rank, before callbacks that write the logs. No step waits for a value. Timing the data costs each step a
-    fraction of a millisecond of CPU time.
+    Validation and the first step, which compiles, are not counted. Both values are NaN in an epoch
+    that has no other step. Pass it on every rank, before callbacks that write the logs. No step
+    waits for a value. Timing the data costs each step a fraction of a millisecond of CPU time.
 
     Example:
       callbacks = [
