@@ -10,7 +10,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hybrid_imagenet import private_api
 from hybrid_imagenet.comm import Communicator
 
 
@@ -76,8 +75,10 @@ def summed_over_ranks(
 def metric_results(model: keras.Model) -> dict[str, Any]:
     """Returns the results of a model's metrics, without a loss that its steps do not record."""
     results: dict[str, Any] = dict(model.get_metrics_result())
-    tracker = private_api.loss_tracker(model)
-    # A `train_step` or `test_step` of the user's own need not use the tracker of Keras.
-    if tracker is not None and not float(tracker.count):
+    # A `train_step` or `test_step` of the user's own need not use the tracker of Keras. It may have
+    # a metric with the same name, whose result Keras takes then, because it comes later.
+    trackers = [metric for metric in single_metrics(model.metrics) if metric.name == "loss"]
+    count = getattr(trackers[-1], "count", None) if trackers else None
+    if count is not None and not float(count):
         results.pop("loss", None)
     return results

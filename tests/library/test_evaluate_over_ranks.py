@@ -106,3 +106,24 @@ def test_reason_of_a_short_error_is_its_text():
 )
 def test_has_summable_state_is_false_only_for_metrics_without_sums(metric, is_summable):
     assert metric_sums.has_summable_state(metric) == is_summable
+
+
+class OwnLoss(keras.Sequential):
+    """Records the loss in a metric of its own, as in Keras's guide to `train_step`."""
+
+    def __init__(self):
+        super().__init__([keras.Input((2,)), keras.layers.Dense(1)])
+        self.mean_loss = keras.metrics.Mean(name="loss")
+
+    @property
+    def metrics(self):
+        return [self.mean_loss]
+
+
+@pytest.mark.parametrize(("losses", "results"), [([], {}), ([1.0, 3.0], {"loss": 2.0})])
+def test_loss_that_a_metric_of_the_user_records_is_a_result(losses, results):
+    model = OwnLoss()
+    model.compile(loss="mse")
+    for loss in losses:
+        model.mean_loss.update_state(loss)
+    assert metric_sums.metric_results(model) == results
