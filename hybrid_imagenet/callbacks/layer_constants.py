@@ -21,6 +21,11 @@ _MAX_NAMED_CONSTANTS = 3
 _KINDS_OF_VALUES = "biufcSU"
 # Keras keeps the losses of the last call here.
 _NOT_CONSTANTS = ("_losses",)
+_LAYERS_WITH_VOCABULARY = (
+    keras.layers.IntegerLookup,
+    keras.layers.StringLookup,
+    keras.layers.TextVectorization,
+)
 
 
 def warn_of_different_constants(model: keras.Model, communicator: Communicator) -> None:
@@ -56,16 +61,23 @@ def warn_of_different_constants(model: keras.Model, communicator: Communicator) 
 
 
 def _digests(model: keras.Model) -> dict[str, str]:
-    """Returns a digest of each array in the attributes of layers, by the path of the attribute."""
+    """Returns a digest of each array in the attributes of layers, and of vocabularies, by path."""
     digests = {}
     for layer in private_api.flatten_layers(model):
         for name, value in compiled_model.attributes(layer):
             array = _as_array(value)
             if array is not None and not name.startswith(_NOT_CONSTANTS):
                 content = f"{array.dtype} {array.shape}".encode() + array.tobytes()
-                path = f"{layer.path}.{name}"
-                digests[path] = hashlib.sha256(content).hexdigest()[:16]
+                digests[f"{layer.path}.{name}"] = _digest(content)
+        if isinstance(layer, _LAYERS_WITH_VOCABULARY):
+            words = repr([str(word) for word in layer.get_vocabulary()])
+            # `adapt` may have built it, without a path.
+            digests[f"{layer.path or layer.name}.vocabulary"] = _digest(words.encode())
     return digests
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _as_array(value: Any) -> np.ndarray | None:

@@ -62,6 +62,21 @@ def test_broadcast_model_after_the_same_seed_or_with_weights_logs_nothing():
     assert warnings(build(1, "weight"), build(2, "weight")) == []
 
 
+def test_broadcast_model_of_layers_with_different_vocabularies_names_them():
+    def with_lookup(words):
+        lookup = keras.layers.StringLookup(name="lookup")
+        lookup.adapt(words)
+        return keras.Sequential(
+            [keras.Input((1,), dtype="string"), lookup, keras.layers.Embedding(4, 2)],
+            name="model",
+        )
+
+    (line,) = warnings(with_lookup(["a", "b"]), with_lookup(["b", "c"]))
+    assert "differ between ranks (model/lookup.vocabulary)" in line
+    assert "adapt layers to the same data" in line
+    assert warnings(with_lookup(["a", "b"]), with_lookup(["a", "b"])) == []
+
+
 def test_digests_contain_no_losses_of_a_step():
     model = keras.Sequential([keras.Input((3,)), keras.layers.ActivityRegularization(0.1)])
     model(np.ones((2, 3), np.float32))
