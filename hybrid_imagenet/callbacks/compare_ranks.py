@@ -14,7 +14,7 @@ from hybrid_imagenet.callbacks.metric_average import SAME_DATA, show_same_data
 from hybrid_imagenet.callbacks.training_callback import TrainingCallback, print_to_stderr
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.comm.agreement import check_agreement, digest
-from hybrid_imagenet.errors import EXIT_NUMERICS, NumericsError, SharedError
+from hybrid_imagenet.errors import EXIT_NUMERICS, NumericsError, SharedError, UserError
 from hybrid_imagenet.optimizers import compiled_model
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.optimizers.grouped import GroupedOptimizer
@@ -49,7 +49,8 @@ class CompareRanks(TrainingCallback):
         """Checks that the ranks train together and write different files.
 
         Raises:
-          UserError: On all ranks, if they would train separately, or write the same files.
+          UserError: On all ranks, if they would train separately or write the same files, or if
+            other weights than those that are validated would be saved.
         """
         optimizer = self.model.optimizer
         is_separate = type(optimizer).__module__.startswith("keras.") or isinstance(
@@ -61,7 +62,10 @@ class CompareRanks(TrainingCallback):
                 "the optimizer sums no gradients over ranks: compile with"
                 " hybrid_imagenet.DistributedOptimizer(...)"
             )
-        _check_outputs(private_api.running_callbacks(), self.communicator)
+        callbacks = private_api.running_callbacks()
+        _check_outputs(callbacks, self.communicator)
+        with self.communicator.raise_on_all_ranks():
+            _check_validated_weights_are_saved(callbacks)
         self._loss: float | None = None
         self._updates_before: dict[str, int] | None = None
         self._reported_optimizers: set[str] = set()
@@ -154,6 +158,21 @@ class CompareRanks(TrainingCallback):
                 # Rounded as in the step.
                 values[f"{name}.learning_rate"] = np.float32(optimizer.learning_rate)
         check_agreement(self.communicator, values, "after an epoch", _REMEDY, EXIT_NUMERICS)
+
+
+def _check_validated_weights_are_saved(callbacks: Sequence[keras.callbacks.Callback]) -> None:
+    """Raises UserError if `ModelCheckpoint` comes before averages replace the weights."""
+    saves = False
+    for callback in callbacks:
+        saves |= isinstance(callback, keras.callbacks.ModelCheckpoint)
+        is_swap = isinstance(callback, keras.callbacks.SwapEMAWeights) and callback.swap_on_epoch
+        if saves and is_swap:
+            raise UserError(
+                "ModelCheckpoint comes before SwapEMAWeights(swap_on_epoch=True), so it would save"
+                " other weights than those that were validated. Pass"
+                " callbacks=[*default_callbacks(), SwapEMAWeights(swap_on_epoch=True),"
+                " *hybrid_imagenet.callbacks.on_rank_zero(ModelCheckpoint(...))]."
+            )
 
 
 def _check_outputs(

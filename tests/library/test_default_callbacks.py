@@ -47,6 +47,20 @@ def test_default_callbacks_reject_callbacks_that_rank_0_must_not_run_alone(tmp_p
     assert [c for c in hi.callbacks.default_callbacks(*files) if c in files] == files
 
 
+def test_checkpoint_of_weights_that_are_not_validated_is_rejected(tmp_path):
+    def fit(*callbacks):
+        model = models.compiled(hi.DistributedOptimizer(keras.optimizers.SGD(0.1, use_ema=True)))
+        x, y = models.vectors(8)
+        model.fit(x, y, 4, verbose=0, callbacks=callbacks)
+
+    swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
+    checkpoint = keras.callbacks.ModelCheckpoint(tmp_path / "m.keras")
+    with pytest.raises(UserError, match="so it would save other weights than those that were"):
+        fit(*hi.callbacks.default_callbacks(checkpoint), swap)
+    fit(*hi.callbacks.default_callbacks(), swap, *hi.callbacks.on_rank_zero(checkpoint))
+    assert (tmp_path / "m.keras").exists()
+
+
 def test_on_rank_zero_without_the_tensorboard_package_is_rejected(tmp_path):
     board = keras.callbacks.TensorBoard(tmp_path)
     with (
