@@ -31,6 +31,7 @@ ADABOUND_CLOSED_256 = ("adabound-bounds-256", "adabound")
 NESTEROV_TUNED = ("rate-curves", "nesterov")
 CHOSEN_256 = ("handover-256", "handover")
 T_256 = "warmup-epochs-256"
+FULL_FORM = RECORDS / "full_form_small.md"
 
 
 def runs(study, arm):
@@ -110,6 +111,12 @@ def check(result, text, pages):
 @pytest.mark.parametrize(
     ("first", "second", "text", "pages"),
     [
+        (
+            ("full_form_small", "hybrid"),
+            ("full_form_small", "gradual_sgd"),
+            "-4.86 ± 9.07",
+            [STUDIES, CLAIMS, PAPERS, FULL_FORM],
+        ),
         (STEP_1_9, SGD_1024, "+1.72 ± 0.72", [STUDIES, CLAIMS, FIGURE]),
         (STEP_0_94, SGD_1024, "+2.91 ± 0.71", [STUDIES, CLAIMS, FIGURE]),
         (STEP_0_94, ("figure-3-1", "sgd_poly_1024"), "+2.67 ± 0.57", [FIGURE]),
