@@ -157,7 +157,7 @@ def _state_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
 
 
 def has_other_monitor(callback: keras.callbacks.Callback, state: Mapping[str, Any]) -> bool:
-    """Returns whether a state is that of a callback of Keras that compares another value."""
+    """Returns whether the saved callback of Keras monitored a different value than this one."""
     return (
         bool(_attributes(callback)) and state.get("monitor", callback.monitor) != callback.monitor
     )

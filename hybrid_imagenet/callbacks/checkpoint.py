@@ -269,8 +269,9 @@ class Checkpoint(SaveCheckpoints):
             self._continue_inside_epoch(meta["batches"], meta["world_size"], meta["epoch_batches"])
         if meta["batches"] or (self._order is not None and meta["order"]["offset"]):
             for name, optimizer in compiled_model.optimizers(self.model).items():
-                if getattr(optimizer, "schedule", None) is None:
-                    self._restored_rates[name] = float(optimizer.learning_rate)
+                values = restored_rate.values_of(optimizer)
+                if "learning_rate" in values:
+                    self._restored_rates[name] = values["learning_rate"]
 
     def _continue_inside_epoch(
         self, batches: int, saved_ranks: int, saved_batches: Sequence[int | None]
@@ -564,7 +565,9 @@ class Checkpoint(SaveCheckpoints):
         callback_arrays, checkpoint = _take_arrays(checkpoint, callback_state.CALLBACK_ARRAYS)
         for name, array in sorted(callback_arrays.items()):
             self._restored_weights.setdefault(name.partition("/")[0], []).append(array)
-        new_optimizers = [name for name, o in optimizers.items() if not o.iterations.numpy()]
+        new_optimizers = [
+            name for name, optimizer in optimizers.items() if int(optimizer.iterations) == 0
+        ]
         restore_arrays(checkpoint, self.all_variables())
         self._restart_changed_loss_scales(checkpoint.meta["optimizers"])
         self._restart_changed_accumulation(checkpoint.meta["optimizers"])
@@ -636,7 +639,9 @@ class Checkpoint(SaveCheckpoints):
                 )
 
     def _continue_rates(self, saved: Mapping[str, Any], new_optimizers: Sequence[str]) -> None:
-        """Sets learning rates and momentum again that were passed to optimizers and are others now.
+        """Sets learning rate and momentum to new values that were passed to new optimizers.
+
+        For an optimizer that this process has trained, those of the checkpoint stay.
 
         Args:
           saved: Descriptions of the optimizers in the checkpoint, by name.

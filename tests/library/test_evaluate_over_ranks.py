@@ -109,7 +109,7 @@ def test_has_summable_state_is_false_only_for_metrics_without_sums(metric, is_su
 
 
 class OwnLoss(keras.Sequential):
-    """Records the loss in a metric of its own, as in Keras's guide to `train_step`."""
+    """Records its loss in its own metric, as in Keras's guide to `train_step`."""
 
     def __init__(self):
         super().__init__([keras.Input((2,)), keras.layers.Dense(1)])
