@@ -27,9 +27,9 @@ same images, batches and updates:
 
     python -m studies full_form_small --ranks=1 --seeds=3 --jobs=2 -- --data_dir=PAIRS
 
-A run takes 16 minutes on an AMD EPYC with two runs at a time on two idle cores (6,200 images/s each
-and one minute of validation), so all 21 should take three hours. Three seeds of `hybrid` and
-`gradual_sgd` have been run.
+Two runs at a time on two idle cores of an AMD EPYC train 6,200 images/s each. So a run should take
+16 minutes with its validations, and all 21 three hours. Three seeds of `hybrid` and `gradual_sgd`
+have been run.
 
 You can stop either study at any time. The same command keeps the runs that have finished and starts
 the others.
