@@ -391,13 +391,16 @@ def watch_startup(start: StartupProgress, stall_timeout: float, rank: int, size:
     if stall_timeout:
         threading.Thread(
             target=_watch_startup,
-            args=(start, stall_timeout, rank, size),
+            # A duplicate, because the import of TensorFlow redirects file descriptor 2.
+            args=(start, stall_timeout, rank, size, os.dup(2)),
             name="start limit",
             daemon=True,
         ).start()
 
 
-def _watch_startup(start: StartupProgress, stall_timeout: float, rank: int, size: int) -> None:
+def _watch_startup(
+    start: StartupProgress, stall_timeout: float, rank: int, size: int, stderr: int
+) -> None:
     sent_stage = ""
     next_notification = 0.0
     while not start.finished.wait(min(_STARTUP_CHECK_SECONDS, stall_timeout / 10)):
@@ -421,9 +424,10 @@ def _watch_startup(start: StartupProgress, stall_timeout: float, rank: int, size
             exit_stalled(startup_tracker.hung_line(message, stage, elapsed, stall_timeout))
         # This replaces the timer that the previous cycle has set.
         faulthandler.dump_traceback_later(
-            limit - elapsed + _NATIVE_CODE_GRACE_SECONDS, exit=True, file=2
+            limit - elapsed + _NATIVE_CODE_GRACE_SECONDS, exit=True, file=stderr
         )
     faulthandler.cancel_dump_traceback_later()
+    os.close(stderr)
     if size > 1:
         startup_tracker.notify_stage(rank, size, None)
 

@@ -81,8 +81,15 @@ def test_startup_limit_does_not_apply_after_startup():
     assert codes == {"finish": 0, "close": 0}
 
 
-def test_startup_limit_ends_a_rank_whose_native_code_holds_the_interpreter_lock():
-    program = HANGS.replace("time.sleep(60)", "import ctypes; ctypes.PyDLL(None).sleep(60)")
+@pytest.mark.parametrize("is_importing", [False, True])
+def test_startup_limit_ends_a_rank_whose_native_code_holds_the_interpreter_lock(is_importing):
+    holds_lock = "import ctypes; ctypes.PyDLL(None).sleep(60)"
+    if is_importing:
+        holds_lock = (
+            "from hybrid_imagenet.cluster import quiet\n"
+            f"    with quiet._native_stderr_dropped(): {holds_lock}"
+        )
+    program = HANGS.replace("time.sleep(60)", holds_lock)
     program = program.replace(
         "start = StartupProgress()",
         "watchdog._NATIVE_CODE_GRACE_SECONDS = 1.0; start = StartupProgress()",
@@ -104,10 +111,10 @@ def test_startup_limit_that_passed_while_the_process_was_suspended_ends_the_rank
     start = StartupProgress()
     start.stage = ("loading TensorFlow", time.monotonic() - 100_000)
     with pytest.raises(SystemExit, match="hung for 100000 s while loading TensorFlow"):
-        watchdog._watch_startup(start, 1.0, 0, 1)
+        watchdog._watch_startup(start, 1.0, 0, 1, 2)
     # The supervisor prints the line, because other ranks may reach the limit too.
     word = "0123456789abcdef" * 2
     monkeypatch.setenv(exit_code.JOB_VARIABLE, word)
     line_for_supervisor = rf"{word} hung 100000 1\tloading TensorFlow\terror: rank 0 on "
     with pytest.raises(SystemExit, match=line_for_supervisor):
-        watchdog._watch_startup(start, 1.0, 0, 1)
+        watchdog._watch_startup(start, 1.0, 0, 1, 2)
