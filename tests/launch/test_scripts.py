@@ -316,3 +316,25 @@ def test_script_options_accept_dashes_and_underscores(script):
     outputs = {run("bash", script, option).stdout for option in ("--dry-run", "--dry_run")}
     assert len(outputs) == 1
     assert outputs.pop().split()[0] in (sys.executable, "docker")
+
+
+def test_workers_of_the_test_script_run_the_tests_of_a_group_together(tmp_path):
+    """pytest 9.2 with pytest-xdist 3.8 ignores groups without a message."""
+    (tmp_path / "test_groups.py").write_text(
+        "import pytest\n"
+        "@pytest.mark.xdist_group('ranks')\n"
+        "@pytest.mark.parametrize('number', range(8))\n"
+        "def test_group(number): pass\n"
+    )
+    words = re.search(r"set -- (--numprocesses=2 .*)", (LAUNCH / "test.sh").read_text())[1].split()
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-v", *words, str(tmp_path)],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    workers = re.findall(r"\[(gw\d)\].*PASSED", result.stdout)
+    assert len(workers) == 8, result.stdout
+    assert len(set(workers)) == 1
