@@ -14,5 +14,6 @@ case ${1:-} in -h | --help) help_of "${BASH_SOURCE[0]}" && exit 0 ;; esac
 # shellcheck source=launch/env.sh
 . "$launch_dir/env.sh"
 cd "$root_dir"
-(($#)) || set -- --numprocesses=2 --dist=loadgroup --no-loadscope-reorder
+# After a worker has crashed, pytest-xdist would wait forever for its last tests.
+(($#)) || set -- --numprocesses=2 --dist=loadgroup --no-loadscope-reorder --max-worker-restart=0
 exec "$venv_dir/bin/python" -m pytest "$@"

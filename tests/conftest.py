@@ -117,12 +117,14 @@ def pytest_collection_finish(session):
         )
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """Skips slow tests without --long, and assigns tests that share ranks to one worker.
 
     With several workers (`-n 2 --dist loadgroup`), all tests of a file run in one worker. All files
     whose tests share ranks or the undisturbed run are assigned to the same worker. Otherwise two
-    workers would start these ranks and the fixtures of such a file twice.
+    workers would start these ranks and the fixtures of such a file twice. A plugin reads the groups
+    in its own hook of this name, so this one comes first.
     """
     files_with_ranks = {
         item.location[0]
@@ -136,3 +138,11 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if "slow" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="long form: run with --long"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error):
+    """Prints how a worker that crashed has ended: -9 if the kernel killed it."""
+    if error:
+        code = node.gateway._io.popen.wait(10)
+        print(f"\nworker {node.gateway.id} ended with exit code {code}")
