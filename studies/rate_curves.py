@@ -6,7 +6,8 @@ of a curve fitted to all of them. The tuning runs are in a separate CSV file.
 
 AdaBound's bounds close here as far as on ImageNet. They depend on gamma times the number of the
 update, so gamma grows by as much as the run is shorter. `adabound-bounds-256` runs AdaBound alone
-with such bounds at a batch of 256, next to the runs of `figure-3-1`.
+with such bounds at a batch of 256, next to the runs of `figure-3-1`. It also runs it with the
+bounds of Lu et al.'s warmup, which close at the end of the run.
 """
 
 from __future__ import annotations
@@ -121,6 +122,8 @@ SMALL = BATCHES[1]
 SMALL_UPDATES = EPOCHS * (60_000 - TUNING) // SMALL + 1
 SMALL_RATES = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
 """The first five are `FINAL_RATES`. The largest of them was best, so two more followed."""
+WARMUP_RATES = (0.0125, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8)
+"""Rates of SGD per GPU at which the bounds of Lu et al. close."""
 _SMALL_WORKERS = SMALL // GPU_IMAGES
 
 ADABOUND_BOUNDS_256 = Study(
@@ -130,13 +133,25 @@ ADABOUND_BOUNDS_256 = Study(
     statement="AdaBound alone is less accurate than gradual warmup + SGD and than hybrid.",
     arms=(
         _adabound(_SMALL_WORKERS, SMALL_UPDATES, SMALL_RATES, gpus(SMALL)),
+        Arm(
+            "warmup_bounds",
+            "AdaBound, bounds of Lu et al.'s warmup",
+            (*gpus(SMALL), "--optimizer=hybrid", f"--warmup_epochs={EPOCHS}"),
+            points=tuple(
+                Point(f"{rate * _SMALL_WORKERS:.3g}", (f"--lr={rate:g}",)) for rate in WARMUP_RATES
+            ),
+        ),
         *(
             dataclasses.replace(arm, name=arm.name.removesuffix(f"_{SMALL}"))
             for arm in FIGURE_3_1.arms
             if arm.name in (f"hybrid_{SMALL}", f"sgd_kappa_{SMALL}")
         ),
     ),
-    claims=(Claim("sgd_kappa", "adabound"), Claim("hybrid", "adabound")),
+    claims=tuple(
+        Claim(other, arm)
+        for arm in ("adabound", "warmup_bounds")
+        for other in ("sgd_kappa", "hybrid")
+    ),
     notes=(
         (
             f"Batch {SMALL} on {_SMALL_WORKERS} virtual GPUs, {SMALL_UPDATES} updates. Hybrid and"
@@ -145,6 +160,10 @@ ADABOUND_BOUNDS_256 = Study(
         (
             f"AdaBound has gamma = {scaled_gamma(SMALL_UPDATES):.4g} per update. The table shows"
             " SGD's rate, at which the bounds close. Adam's rate is 0.001."
+        ),
+        (
+            f"The bounds of Lu et al. close at the end of epoch {EPOCHS}, the last one, so no SGD"
+            " follows. The table shows the rate at which they close."
         ),
     ),
     base=(*BASE, "--target_top1=0.8"),
