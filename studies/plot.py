@@ -266,6 +266,8 @@ def _by_epoch(pyplot: Any, study: Study, arms: Sequence[ArmResults]) -> Any:
     for axes, (key, title) in zip(panels, _PANELS, strict=True):
         for number, found in enumerate(arms):
             curve = found.curve(key)
+            if not curve:
+                continue
             color = _COLORS[number % len(_COLORS)]
             epochs, means = [epoch for epoch, _ in curve], [100 * e.mean for _, e in curve]
             axes.plot(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from studies import bootstrap, hypotheses, results, tables, trial_runs
+from studies import bootstrap, hypotheses, plot, results, tables, trial_runs
 from studies import command as program
 from studies.base import Arm, Claim, Study, ranking
 from studies.results import ArmResults
@@ -26,6 +26,16 @@ def ends(*accuracies):
 CLEAR = arm("clear", ends(0.96, 0.97, 0.98), top1=0.756, epochs=32)
 BELOW = arm("below", ends(0.91, 0.93, 0.92), top1=0.75, epochs=42)
 NEAR = arm("near", ends(0.955, 0.975, 0.97))
+
+
+def test_plot_by_epoch_shows_only_methods_with_runs():
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    none = arm("none", {0: trial_runs.FAILED})
+    study = Study("three", "Three", "a paper", "a statement", (CLEAR.arm, none.arm, BELOW.arm), ())
+    figure = plot._by_epoch(pyplot, study, [CLEAR, none, BELOW])
+    labels = [text.get_text() for text in figure.axes[1].get_legend().get_texts()]
+    pyplot.close(figure)
+    assert labels == ["CLEAR", "BELOW"]
 
 
 def verdict_on(first, second, relation="above", metric="top1", **claim):
