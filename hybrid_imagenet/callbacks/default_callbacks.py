@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 
 import keras
 
@@ -23,7 +24,7 @@ from hybrid_imagenet.callbacks.stop_at_target import StopAtTarget
 from hybrid_imagenet.callbacks.swap_averaged_weights import SwapAveragedWeights
 from hybrid_imagenet.callbacks.throughput import Throughput
 from hybrid_imagenet.callbacks.train_function import TrainFunction
-from hybrid_imagenet.callbacks.training_callback import TrainingCallback
+from hybrid_imagenet.callbacks.training_callback import TrainingCallback, print_to_stderr
 from hybrid_imagenet.comm import process
 from hybrid_imagenet.errors import SharedError
 
@@ -77,6 +78,8 @@ def on_rank_zero(*callbacks: keras.callbacks.Callback) -> list[keras.callbacks.C
         _check(callback)
     if process.rank():
         return []
+    if process.size() > 1:
+        _warn_of_saving_within_an_epoch(callbacks)
     callback_state.add_callbacks_of_rank_zero(callbacks)
     return list(callbacks)
 
@@ -146,6 +149,19 @@ def _check(callback: keras.callbacks.Callback) -> None:
         raise SharedError(
             "TensorBoard needs a package that is missing: pip install tensorboard, or use CSVLogger"
         )
+
+
+def _warn_of_saving_within_an_epoch(callbacks: Sequence[keras.callbacks.Callback]) -> None:
+    """Warns of a file that would contain statistics and metrics of rank 0 alone."""
+    for callback in callbacks:
+        is_checkpoint = isinstance(callback, keras.callbacks.ModelCheckpoint)
+        if is_checkpoint and callback.save_freq != "epoch":
+            print_to_stderr(
+                f"warning: ModelCheckpoint(save_freq={callback.save_freq}) saves within an epoch,"
+                " where metrics and the statistics of batch normalization are those of rank 0"
+                ' alone. Use save_freq="epoch" for a model to predict with, or'
+                " hybrid_imagenet.callbacks.Checkpoint(folder, every_seconds=600) to continue from."
+            )
 
 
 def _effect_on_all_ranks(callback: keras.callbacks.Callback) -> str:

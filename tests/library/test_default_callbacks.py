@@ -72,6 +72,16 @@ def test_on_rank_zero_without_the_tensorboard_package_is_rejected(tmp_path):
         assert hi.callbacks.on_rank_zero(board) == [board]
 
 
+@pytest.mark.parametrize(("size", "frequency", "warns"), [(2, 3, 1), (2, "epoch", 0), (1, 3, 0)])
+def test_model_checkpoint_within_an_epoch_warns_with_several_ranks(
+    size, frequency, warns, tmp_path, capsys
+):
+    checkpoint = keras.callbacks.ModelCheckpoint(tmp_path / "a.keras", save_freq=frequency)
+    with mock.patch.object(process, "size", lambda: size):
+        hi.callbacks.default_callbacks(checkpoint)
+    assert capsys.readouterr().err.count("warning: ModelCheckpoint(save_freq=3)") == warns
+
+
 def test_default_callbacks_watch_several_ranks_for_stalls():
     def limits(**arguments):
         watches = [
