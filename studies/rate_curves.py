@@ -122,8 +122,11 @@ SMALL = BATCHES[1]
 SMALL_UPDATES = EPOCHS * (60_000 - TUNING) // SMALL + 1
 SMALL_RATES = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
 """The first five are `FINAL_RATES`. The largest of them was best, so two more followed."""
-WARMUP_RATES = (0.0125, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8)
-"""Rates of SGD per GPU at which the bounds of Lu et al. close."""
+WARMUP_RATES = (0.0125, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
+"""Rates of SGD per GPU at which the bounds of Lu et al. close.
+
+Seven came first. The largest of them was best, so three more followed.
+"""
 _SMALL_WORKERS = SMALL // GPU_IMAGES
 
 ADABOUND_BOUNDS_256 = Study(
