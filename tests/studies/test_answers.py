@@ -28,6 +28,7 @@ NESTEROV_1024 = ("handover", "nesterov")
 CHOSEN_1024 = ("handover", "handover")
 ADABOUND_CLOSED = ("rate-curves", "adabound")
 ADABOUND_CLOSED_256 = ("adabound-bounds-256", "adabound")
+ADABOUND_WARMUP_256 = ("adabound-bounds-256", "warmup_bounds")
 NESTEROV_TUNED = ("rate-curves", "nesterov")
 CHOSEN_256 = ("handover-256", "handover")
 T_256 = "warmup-epochs-256"
@@ -385,6 +386,39 @@ def test_row_of_adabound_with_closing_bounds_at_256_follows_from_the_runs(
     check(found, unpaired, [FIGURE])
     assert f"| {label} | {paired} | {unpaired} |" in FIGURE.read_text().splitlines()
     check(mean_of(ADABOUND_CLOSED_256), "85.96 ± 0.32", [FIGURE])
+
+
+@pytest.mark.parametrize(
+    ("other", "label", "paired", "unpaired", "pages"),
+    [
+        (
+            ("figure-3-1", "sgd_kappa_256"),
+            "gradual warmup + SGD, kappa",
+            "-2.22 ± 0.55",
+            "-2.22 ± 0.60",
+            [CLAIMS, PAPERS, STUDIES],
+        ),
+        (
+            ("figure-3-1", "adabound_256"),
+            "AdaBound with bounds that stay open",
+            "0.00 ± 0.64",
+            "0.00 ± 0.61",
+            [],
+        ),
+        (ADABOUND_CLOSED_256, "AdaBound with γ = 0.024", "-2.39 ± 0.64", "-2.39 ± 0.62", []),
+        (("figure-3-1", "hybrid_256"), "hybrid", "-1.79 ± 0.62", "-1.79 ± 0.57", [CLAIMS]),
+    ],
+)
+def test_row_of_adabound_with_the_bounds_of_the_warmup_follows_from_the_runs(
+    other, label, paired, unpaired, pages
+):
+    warmup = runs(*ADABOUND_WARMUP_256)
+    assert len(warmup) == 15
+    check(difference(ADABOUND_WARMUP_256, other), paired, [FIGURE, *pages])
+    found = welch(list(map(top1, warmup.values())), list(map(top1, runs(*other).values())))
+    check(found, unpaired, [FIGURE])
+    assert f"| {label} | {paired} | {unpaired} |" in FIGURE.read_text().splitlines()
+    check(mean_of(ADABOUND_WARMUP_256), "83.57 ± 0.55", [FIGURE])
 
 
 def test_quoted_accuracy_of_adabound_with_closing_bounds_follows_from_the_runs():
