@@ -147,6 +147,19 @@ class StopRequests:
         if keep_request:
             self.stop, self.first_signal = request
 
+    def forget(self) -> None:
+        """Restores the earlier handlers in a forked child, which must not report its own signals.
+
+        The child shares the socket with its parent, which would take them for its own.
+        """
+        if self._wakeup_socket is None:
+            return
+        signal.set_wakeup_fd(-1)
+        self._wakeup_socket.close()
+        for number, handler in self._earlier_handlers.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+        self._clear()
+
     def ignore(self) -> None:
         """Ignores the signals from now on.
 
@@ -217,3 +230,4 @@ def _print_in_time(line: str) -> None:
 
 # A global variable, because signals are sent to the process, not to a part of it.
 REQUESTS = StopRequests()
+os.register_at_fork(after_in_child=REQUESTS.forget)

@@ -31,6 +31,30 @@ def test_signal_becomes_a_request_to_all_ranks():
     assert not REQUESTS.stop
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_to_a_forked_child_ends_it_and_is_no_request_to_its_parent(number):
+    """Keras ends the processes of a PyDataset by SIGTERM."""
+    program = (
+        "import multiprocessing, os, time\n"
+        "from hybrid_imagenet.resilience.stop_signals import REQUESTS\n"
+        "REQUESTS.begin()\n"
+        "child = multiprocessing.get_context('fork').Process(target=time.sleep, args=(60,))\n"
+        "child.start()\n"
+        "time.sleep(0.5)\n"
+        f"os.kill(child.pid, {number.value})\n"
+        "child.join(10)\n"
+        "time.sleep(0.2)\n"
+        "print(child.exitcode, REQUESTS.stop)\n"
+        "child.kill()\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    # Python ends a process with 1 after KeyboardInterrupt.
+    code = -number if number == signal.SIGTERM else 1
+    assert result.stdout == f"{code} False\n", result.stderr
+
+
 def run_signaled(*names, **options):
     command = [sys.executable, "-m", "tests.resilience.signalled", *names]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, **options)
