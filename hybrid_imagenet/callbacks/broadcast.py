@@ -69,6 +69,8 @@ def broadcast_model(model: keras.Model, communicator: Communicator | None = None
         if optimizer.built:
             variables += optimizer.variables
     variables += random_state.random_states(model)
+    # Before the broadcast, which makes what `Normalization` has adapted to equal.
+    layer_constants.warn_of_different_constants(model, communicator)
     communicator.broadcast_variables([v.value for v in variables])
     communicator.has_broadcast_model = True
     for optimizer in compiled_model.distributed(model).values():
@@ -79,7 +81,6 @@ def broadcast_model(model: keras.Model, communicator: Communicator | None = None
         if isinstance(layer, keras.layers.Normalization) and layer.built:
             # The layer computes with copies of its weights, which this call renews.
             layer.finalize_state()
-    layer_constants.warn_of_different_constants(model, communicator)
     initial_epoch = communicator.broadcast_object(private_api.initial_epoch(model))
     private_api.set_initial_epoch(model, initial_epoch)
 

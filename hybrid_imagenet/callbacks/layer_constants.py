@@ -53,8 +53,9 @@ def warn_of_different_constants(model: keras.Model, communicator: Communicator) 
     hidden = len(differing) - _MAX_NAMED_CONSTANTS
     _log.warning(
         "Arrays of layers that are not weights differ between ranks (%s%s). If the model computes"
-        " with them, the ranks train different networks. Call keras.utils.set_random_seed with the"
-        " same number on every rank before you build the model, and adapt layers to the same data.",
+        " with them, the ranks train different networks (with Normalization, all train with what"
+        " rank 0 has adapted to). Call keras.utils.set_random_seed with the same number on every"
+        " rank before you build the model, and adapt layers to the same data.",
         ", ".join(differing[:_MAX_NAMED_CONSTANTS]),
         f" and {hidden} more" if hidden > 0 else "",
     )

@@ -77,6 +77,18 @@ def test_broadcast_model_of_layers_with_different_vocabularies_names_them():
     assert warnings(with_lookup(["a", "b"]), with_lookup(["a", "b"])) == []
 
 
+def test_broadcast_model_of_normalization_that_ranks_have_adapted_differently_names_it():
+    def adapted(mean):
+        layer = keras.layers.Normalization(name="scale")
+        layer.adapt(np.random.default_rng(0).normal(mean, size=(8, 3)))
+        return keras.Sequential([keras.Input((3,)), layer, keras.layers.Dense(1)], name="model")
+
+    (line,) = warnings(adapted(0), adapted(1))
+    assert "scale.mean" in line
+    assert "with Normalization, all train with what rank 0 has adapted to" in line
+    assert warnings(adapted(0), adapted(0)) == []
+
+
 def test_digests_contain_no_losses_of_a_step():
     model = keras.Sequential([keras.Input((3,)), keras.layers.ActivityRegularization(0.1)])
     model(np.ones((2, 3), np.float32))
