@@ -72,9 +72,10 @@ class Checkpoint(SaveCheckpoints):
     * when a process gets SIGTERM or SIGUSR1. All ranks save after the same step, and the process
       exits with code 75. Start the same command again to continue.
 
-    Inside an epoch, the checkpoint also has the number of batches that are done, the metrics of the
-    epoch, and the statistics of batch normalization of each rank. The epoch continues with the
-    batches that are left, as if it had not been interrupted, if the data are
+    A checkpoint has the weights of each rank that are not trained, such as the statistics of batch
+    normalization, and the states of recurrent layers with `stateful=True`. Inside an epoch, it also
+    has the number of batches that are done, and the metrics of the epoch. The epoch continues with
+    the batches that are left, as if it had not been interrupted, if the data are
 
     * arrays, or a `keras.utils.PyDataset` without its own `on_epoch_begin` and `on_epoch_end`, on
       the same number of ranks and with the same batch size. `fit(shuffle=True)` then shuffles in an
@@ -83,7 +84,8 @@ class Checkpoint(SaveCheckpoints):
 
     With other data, such as a tf.data.Dataset, the epoch begins again with the weights of the
     checkpoint, and a line says so. If they come in the same order every time, pass
-    `skip_batches=True`.
+    `skip_batches=True`. With `steps_per_epoch`, the data begin again with their first batch, also
+    after a whole epoch.
 
     An epoch that continues, or begins again, keeps its learning rate. `on_epoch_begin` of other
     callbacks is called for it a second time.
@@ -263,8 +265,11 @@ class Checkpoint(SaveCheckpoints):
                 averages = optimizer.average.variables
                 optimizer.average.follows_weights = any(id(v) in restored for v in averages)
         broadcast_model(self.model, communicator)
-        communicator.broadcast_variables([v.value for v in callback_variables])
+        shared_variables = [*callback_variables, *rank_values.recurrent_states(self.model)]
+        communicator.broadcast_variables([v.value for v in shared_variables])
         rank_values.restore_variables(self.model, self._rank_values, communicator)
+        if self._data.continues_over_epochs and not self._is_finished(meta):
+            self._report_restarted_data()
         if meta["batches"]:
             self._continue_inside_epoch(meta["batches"], meta["world_size"], meta["epoch_batches"])
         if meta["batches"] or (self._order is not None and meta["order"]["offset"]):
@@ -286,7 +291,9 @@ class Checkpoint(SaveCheckpoints):
         reason = ""
         if self._order is not None:
             batches = self._order.longest - len(self._order)
-        elif not self._data.is_exact and not (self._skip_batches and self._data.can_skip):
+        elif not self._data.is_exact and not (
+            self._skip_batches and not self._data.continues_over_epochs
+        ):
             reason = "the order of its data is not known (see skip_batches)"
         elif saved_batches != self._data.batches:
             reason = "the size or number of its batches has changed"
@@ -300,6 +307,14 @@ class Checkpoint(SaveCheckpoints):
             print_to_stderr(
                 f"epoch {epoch} begins again, because {reason}: its first {batches} batches are"
                 " trained a second time"
+            )
+
+    def _report_restarted_data(self) -> None:
+        """Prints on rank 0 that data which continue over epochs begin again."""
+        if self.communicator.rank == 0:
+            print_to_stderr(
+                "with steps_per_epoch, the data continue over epochs; they begin again with their"
+                " first batch"
             )
 
     def _drop_states_of_other_monitors(self, states: dict[str, Any]) -> None:
@@ -704,6 +719,8 @@ class Checkpoint(SaveCheckpoints):
             "model": self.model.weights,
             # Only the states of rank 0 are saved. The other ranks derive theirs from them.
             "random": random_state.random_states(self.model),
+            # Those of the other ranks are among the values of each rank.
+            "recurrent": rank_values.recurrent_states(self.model),
         }
         for name, optimizer in compiled_model.optimizers(self.model).items():
             if optimizer.built:
@@ -753,11 +770,10 @@ class Checkpoint(SaveCheckpoints):
             "batches": self.run.batches if self._is_inside_epoch else 0,
             "epoch_batches": self._data.batches,
         }
-        self._rank_values = {}
+        own = rank_values.own_variables(self.model)
+        self._rank_values = rank_values.gather_differing(own, self.communicator)
         if self._is_inside_epoch:
-            own = rank_values.own_variables(self.model)
             states = rank_values.metric_states(self.model)
-            self._rank_values = rank_values.gather_differing(own, self.communicator)
             self._rank_values |= rank_values.gather(states, self.communicator)
         if self._order is not None:
             description["order"] = self._order.state_dict()

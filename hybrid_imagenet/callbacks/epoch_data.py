@@ -34,12 +34,13 @@ class EpochData(abc.ABC):
     Attributes:
       is_exact: Whether an epoch can continue after its first batches, with exactly those that have
         not been trained.
-      can_skip: Whether the first batches of an epoch can at least be read and skipped.
+      continues_over_epochs: Whether an epoch begins where the previous one ended, as with
+        `steps_per_epoch`, so that its first batches cannot be skipped.
       batches: Examples in a batch and batches in an epoch; None where they are not known.
     """
 
     is_exact = True
-    can_skip = True
+    continues_over_epochs = False
 
     def __init__(self, data: private_api.RunningFitData):
         """Keeps the batches that Keras has made."""
@@ -142,7 +143,7 @@ class OtherData(EpochData):
     def __init__(self, data: private_api.RunningFitData):
         """Begins with the first batch."""
         super().__init__(data)
-        self.can_skip = not data.continues_over_epochs
+        self.continues_over_epochs = data.continues_over_epochs
         self._has_skipped = False
 
     def begin_epoch(self, epoch: int, first_batch: int) -> None:

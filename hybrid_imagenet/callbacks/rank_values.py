@@ -81,7 +81,20 @@ def own_variables(model: keras.Model) -> dict[str, keras.Variable]:
     """
     random_ids = {id(state) for state in random_state.random_states(model)}
     variables = [v for v in model.non_trainable_variables if id(v) not in random_ids]
+    variables += recurrent_states(model)
     return {f"model/{number:04d}": variable for number, variable in enumerate(variables)}
+
+
+def recurrent_states(model: keras.Model) -> list[keras.Variable]:
+    """Returns the states that recurrent layers with `stateful=True` keep from batch to batch.
+
+    Keras counts them neither among the weights of a model nor among its variables.
+    """
+    states: dict[int, keras.Variable] = {}
+    for layer in private_api.flatten_layers(model):
+        if isinstance(layer, keras.layers.RNN) and layer.stateful:
+            states |= {id(state): state for state in keras.tree.flatten(layer.states or ())}
+    return list(states.values())
 
 
 def metric_states(model: keras.Model) -> dict[str, Array]:

@@ -28,6 +28,7 @@ from tests.library import programs
 EXAMPLES = 120
 BATCH = 4
 EPOCHS = 3
+BATCHES_OF_TWO_RANKS = EXAMPLES // 2 // BATCH
 KINDS = ("arrays", "unshuffled", "pydataset", "workers", "order", "accumulation", "executions")
 
 
@@ -89,10 +90,22 @@ class Note(keras.callbacks.Callback):
         self.epochs[epoch] = {name: float(value) for name, value in logs.items()}
 
 
-def compiled(kind):
-    """Returns a model with statistics and random numbers of each rank."""
-    keras.utils.set_random_seed(7)
-    model = keras.Sequential(
+class Center(keras.layers.Layer):
+    """Subtracts a moving average of the inputs, which is a weight of each rank."""
+
+    def build(self, shape):
+        self.center = self.add_weight(shape=shape[1:], initializer="zeros", trainable=False)
+
+    def call(self, inputs, training=False):
+        if training:
+            mean = keras.ops.mean(inputs, axis=0)
+            self.center.assign(0.8 * self.center + 0.2 * mean)
+        return inputs - self.center
+
+
+def model_with_statistics():
+    """Returns a model with batch normalization, dropout and a metric of its own."""
+    return keras.Sequential(
         [
             keras.Input((6,)),
             Mean(),
@@ -103,6 +116,25 @@ def compiled(kind):
             keras.layers.Dense(1),
         ]
     )
+
+
+def model_with_states():
+    """Returns a model of which two layers keep states that differ between ranks."""
+    return keras.Sequential(
+        [
+            keras.Input(batch_shape=(BATCH, 6)),
+            Center(),
+            keras.layers.Reshape((2, 3)),
+            keras.layers.GRU(4, stateful=True),
+            keras.layers.Dense(1),
+        ]
+    )
+
+
+def compiled(kind):
+    """Returns a model with statistics and random numbers of each rank."""
+    keras.utils.set_random_seed(7)
+    model = model_with_states() if kind == "states" else model_with_statistics()
     optimizer = hi.DistributedOptimizer(
         hi.optimizers.SGD(0.05),
         schedule=None if kind == "unknown length" else hi.schedules.cosine(0.05, EPOCHS),
@@ -191,6 +223,29 @@ def fit_preempted(kind, folder, at, **options):
         raise AssertionError("fit was not preempted")
     finally:
         REQUESTS.end()
+
+
+def interrupt():
+    """Ends a `fit` that has saved its checkpoint."""
+    raise KeyboardInterrupt
+
+
+def compare_states_on_ranks(folder):
+    """Returns whether a model with states of each rank continues with the same result.
+
+    It is interrupted in the first batch of an epoch, and in the middle of one.
+    """
+    batches = BATCHES_OF_TWO_RANKS
+    equal = []
+    with programs.ranks():
+        whole, _ = fit("states", pathlib.Path(folder) / "whole")
+        for at in (batches + 1, batches + 6):
+            again = pathlib.Path(folder) / f"again{at}"
+            with contextlib.suppress(KeyboardInterrupt):
+                fit("states", again, at, interrupt, every_seconds=1e-9)
+            resumed, _ = fit("states", again)
+            equal.append(all(map(np.array_equal, resumed, whole)))
+    return equal
 
 
 def compare_on_ranks(kind, folder):

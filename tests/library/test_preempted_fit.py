@@ -92,6 +92,16 @@ def test_data_whose_epochs_may_differ_begin_the_epoch_again(kind, tmp_path, caps
     assert "epoch 1 begins again, because the order" in capsys.readouterr().err
 
 
+def test_data_of_steps_per_epoch_begin_again_after_an_epoch_with_a_line(tmp_path, capsys):
+    preempted.fit("steps_per_epoch", tmp_path / "again", epochs=1)
+    assert "begin again" not in capsys.readouterr().err
+    preempted.fit("steps_per_epoch", tmp_path / "again")
+    assert (
+        "with steps_per_epoch, the data continue over epochs; they begin again with their first"
+        " batch" in capsys.readouterr().err
+    )
+
+
 def test_another_batch_size_begins_the_epoch_again(tmp_path, capsys):
     preempted.fit_preempted("arrays", tmp_path / "again", 10)
     preempted.fit("arrays", tmp_path / "again", batch_size=2 * preempted.BATCH)
@@ -172,6 +182,11 @@ def random_moments(kind, number):
 def test_two_ranks_continue_after_a_request_to_one_of_them(kind, pools, tmp_path):
     results = pools[2].call(preempted.compare_on_ranks, kind, str(tmp_path))
     assert results == [{"equal": True, "logs": True}] * 2
+
+
+def test_states_of_layers_continue_on_each_rank(pools, tmp_path):
+    results = pools[2].call(preempted.compare_states_on_ranks, str(tmp_path))
+    assert results == [[True, True]] * 2
 
 
 def test_checkpoint_that_is_used_again_forgets_the_values_of_an_interrupted_fit(pools, tmp_path):
