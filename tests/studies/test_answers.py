@@ -405,7 +405,13 @@ def test_row_of_adabound_with_closing_bounds_at_256_follows_from_the_runs(
             "0.00 ± 0.61",
             [],
         ),
-        (ADABOUND_CLOSED_256, "AdaBound with γ = 0.024", "-2.39 ± 0.64", "-2.39 ± 0.62", []),
+        (
+            ADABOUND_CLOSED_256,
+            "AdaBound with γ = 0.024",  # noqa: RUF001
+            "-2.39 ± 0.64",
+            "-2.39 ± 0.62",
+            [],
+        ),
         (("figure-3-1", "hybrid_256"), "hybrid", "-1.79 ± 0.62", "-1.79 ± 0.57", [CLAIMS]),
     ],
 )
