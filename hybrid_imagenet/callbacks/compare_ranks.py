@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from hybrid_imagenet import private_api
-from hybrid_imagenet.callbacks.metric_average import SAME_DATA, show_same_data
+from hybrid_imagenet.callbacks.metric_average import SAME_DATA, MetricAverage, show_same_data
 from hybrid_imagenet.callbacks.training_callback import TrainingCallback, print_to_stderr
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.comm.agreement import check_agreement, digest
@@ -50,7 +50,7 @@ class CompareRanks(TrainingCallback):
 
         Raises:
           UserError: On all ranks, if they would train separately or write the same files, or if
-            other weights than those that are validated would be saved.
+            other weights than those that are validated or metrics of one rank would be written.
         """
         optimizer = self.model.optimizer
         is_separate = type(optimizer).__module__.startswith("keras.") or isinstance(
@@ -66,6 +66,8 @@ class CompareRanks(TrainingCallback):
         _check_outputs(callbacks, self.communicator)
         with self.communicator.raise_on_all_ranks():
             _check_validated_weights_are_saved(callbacks)
+            if self.communicator.size > 1:
+                _check_averages_are_written(callbacks)
         self._loss: float | None = None
         self._updates_before: dict[str, int] | None = None
         self._reported_optimizers: set[str] = set()
@@ -172,6 +174,20 @@ def _check_validated_weights_are_saved(callbacks: Sequence[keras.callbacks.Callb
                 " other weights than those that were validated. Pass"
                 " callbacks=[*default_callbacks(), SwapEMAWeights(swap_on_epoch=True),"
                 " *hybrid_imagenet.callbacks.on_rank_zero(ModelCheckpoint(...))]."
+            )
+
+
+def _check_averages_are_written(callbacks: Sequence[keras.callbacks.Callback]) -> None:
+    """Raises UserError if a callback writes before metrics and statistics are averaged."""
+    averages = [isinstance(callback, MetricAverage) for callback in callbacks]
+    first = averages.index(True) if any(averages) else 0
+    for callback in callbacks[:first]:
+        if isinstance(callback, tuple(_OUTPUT_ATTRIBUTES)):
+            name = type(callback).__name__
+            raise UserError(
+                f"{name} comes before default_callbacks(), so it would write the metrics and the"
+                " statistics of rank 0 instead of those of all ranks. Pass callbacks="
+                f"[*hybrid_imagenet.callbacks.default_callbacks({name}(...)), ...]."
             )
 
 

@@ -46,6 +46,8 @@ class MetricAverage(keras.callbacks.Callback):
         self.results: dict[str, Value] = {}
         self._in_epoch = False
         self._has_compared_losses = False
+        # Classes of metrics of which only the mean over ranks is known.
+        self._reported_kinds: set[type[keras.metrics.Metric]] = set()
         # Averages of the current epoch, if they have been computed already.
         self._training_results: dict[str, Value] | None = None
         self._validation_results: dict[str, Value] | None = None
@@ -99,13 +101,27 @@ class MetricAverage(keras.callbacks.Callback):
         communicator = process.communicator()
         metrics = []
         if communicator.size > 1:
-            metrics = [
-                metric
-                for metric in metric_sums.single_metrics(self.model.metrics)
-                if metric_sums.has_summable_state(metric)
-            ]
+            for metric in metric_sums.single_metrics(self.model.metrics):
+                if metric_sums.has_summable_state(metric):
+                    metrics.append(metric)
+                else:
+                    self._warn_of_mean(metric)
         with metric_sums.summed_over_ranks(metrics, communicator):
             return _means_over_ranks(metric_sums.metric_results(self.model))
+
+    def _warn_of_mean(self, metric: keras.metrics.Metric) -> None:
+        """Warns once on rank 0 of a metric of which the mean over ranks is logged."""
+        kind = type(metric)
+        undecided = getattr(metric, "sums_over_ranks", None) is None
+        if undecided and kind not in self._reported_kinds and process.rank() == 0:
+            _log.warning(
+                "The metric %s is the mean over ranks, which count equally, because the states of"
+                " the class %s need not be sums. Set sums_over_ranks = True in the class if they"
+                " are, or False if not.",
+                metric.name,
+                kind.__name__,
+            )
+        self._reported_kinds.add(kind)
 
 
 def _replace_values(logs: dict[str, Any], values: Mapping[str, Value]) -> None:

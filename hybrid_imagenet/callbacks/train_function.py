@@ -80,13 +80,16 @@ class TrainFunction(keras.callbacks.Callback):
 
 
 def _sum_requests(model: keras.Model) -> None:
-    """Makes each update sum the requests of all ranks to save or to stop, see `Checkpoint`."""
+    """Makes each update sum the requests of all ranks to save or to stop, see `Checkpoint`.
+
+    All optimizers of a model share one sum, because some may make no update for many steps.
+    """
+    request_sum = compiled_model.request_sum(model) or RequestSum(NUM_REQUESTS)
     for optimizer in compiled_model.distributed(model).values():
-        if optimizer.reducer.request_sum is None:
-            optimizer.reducer.request_sum = RequestSum(NUM_REQUESTS)
+        if optimizer.reducer.request_sum is not request_sum:
+            optimizer.reducer.request_sum = request_sum
             # An earlier `fit` has traced this function without the sum.
             model.train_function = None
-        return
 
 
 def split_step(step: Step, optimizer: DistributedOptimizer) -> Step:

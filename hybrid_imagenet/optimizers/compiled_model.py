@@ -46,7 +46,7 @@ def distributed(model: keras.Model) -> dict[str, DistributedOptimizer]:
 
 
 def request_sum(model: keras.Model) -> RequestSum | None:
-    """Returns what sums requests in each update of the first distributed optimizer, if any does."""
+    """Returns what sums requests in each update of the distributed optimizers, if it exists."""
     for optimizer in distributed(model).values():
         return optimizer.reducer.request_sum
     return None

@@ -9,9 +9,12 @@ import pytest
 import tensorflow as tf
 
 import hybrid_imagenet as hi
+from hybrid_imagenet.callbacks import compare_ranks, train_function
 from hybrid_imagenet.comm import process
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.optimizers import compiled_model
 from tests.library import models, programs
+from tests.library.evaluated import Largest
 from tests.support.fake_run import FakeRun, attach
 
 
@@ -59,6 +62,39 @@ def test_checkpoint_of_weights_that_are_not_validated_is_rejected(tmp_path):
         fit(*hi.callbacks.default_callbacks(checkpoint), swap)
     fit(*hi.callbacks.default_callbacks(), swap, *hi.callbacks.on_rank_zero(checkpoint))
     assert (tmp_path / "m.keras").exists()
+
+
+def test_callback_that_writes_before_the_averages_is_rejected(tmp_path):
+    log = keras.callbacks.CSVLogger(tmp_path / "log.csv")
+    first = [*hi.callbacks.on_rank_zero(log), *hi.callbacks.default_callbacks()]
+    with pytest.raises(
+        UserError, match=r"CSVLogger comes before default_callbacks\(\), so it would"
+    ):
+        compare_ranks._check_averages_are_written(first)
+    compare_ranks._check_averages_are_written(hi.callbacks.default_callbacks(log))
+    compare_ranks._check_averages_are_written([*hi.callbacks.default_callbacks(), log])
+    compare_ranks._check_averages_are_written([log])
+
+
+def test_metric_of_unknown_states_warns_once_that_it_is_a_mean_over_ranks(caplog):
+    average = hi.callbacks.MetricAverage()
+    for metric in (Largest(), Largest(), Largest(sums_over_ranks=False)):
+        average._warn_of_mean(metric)
+    (record,) = caplog.records
+    assert "The metric largest is the mean over ranks" in record.message
+    assert "states of the class Largest need not be sums" in record.message
+
+
+def test_optimizers_of_a_model_share_the_sum_of_requests():
+    model = models.plain(1)
+    model.first = hi.DistributedOptimizer("sgd")
+    model.second = hi.DistributedOptimizer("adam")
+    for _ in range(2):
+        train_function._sum_requests(model)
+        shared = compiled_model.request_sum(model)
+        assert shared is not None
+        assert model.first.reducer.request_sum is shared
+        assert model.second.reducer.request_sum is shared
 
 
 def test_on_rank_zero_without_the_tensorboard_package_is_rejected(tmp_path):
