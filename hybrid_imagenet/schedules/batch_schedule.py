@@ -72,9 +72,15 @@ class BatchStage:
 
 @dataclasses.dataclass(frozen=True)
 class BatchSchedule:
-    """Holds stages in ascending order of epochs, the first at epoch 0."""
+    """Holds stages in ascending order of epochs, the first at epoch 0.
+
+    Attributes:
+      stages: Stages that begin before the end of the run.
+      last_epoch: Epoch of the last stage, also of one that the run does not reach.
+    """
 
     stages: tuple[BatchStage, ...]
+    last_epoch: int = 0
 
     def at(self, epoch: int) -> BatchStage:
         """Returns the stage of an epoch, counted from 0."""
@@ -120,7 +126,8 @@ def parse_batches(
     if not stages or stages[0].epoch > 0:
         stages.insert(0, first)
     _check_ascending([stage.epoch for stage in stages])
-    return BatchSchedule(tuple(stage for stage in stages if epochs is None or stage.epoch < epochs))
+    reached = (stage for stage in stages if epochs is None or stage.epoch < epochs)
+    return BatchSchedule(tuple(reached), stages[-1].epoch)
 
 
 def _parse_stage(entry: str, first: BatchStage, growth: str) -> BatchStage:

@@ -252,6 +252,21 @@ def _require_same_run(
             f"--ema_decay={average_decay:g}: the run {has_average}. Resume with"
             f" --ema_decay={ema_decay:g}."
         )
+    flags = run_config.get("flags", {})
+    init_from = plan.network.init_from
+    stored_init = flags.get("init_from", init_from)
+    if init_from and os.path.abspath(init_from) != os.path.abspath(stored_init or ""):
+        raise UserError(
+            f"--init_from={init_from}: the run continues with the weights of {checkpoint.path}."
+            " Omit --init_from, or start a new run in another --run_dir."
+        )
+    frozen_layers = plan.network.frozen_layers
+    if list(frozen_layers) != list(flags.get("freeze", frozen_layers)):
+        raise UserError(
+            f"--freeze={','.join(frozen_layers)}: the run was started with"
+            f" --freeze={','.join(flags['freeze'])}. Resume with that, or start a new run with"
+            f" --init_from={checkpoint.path}."
+        )
     stored_classes = meta.get("num_classes")
     if stored_classes is not None and num_classes is not None and stored_classes != num_classes:
         raise UserError(
@@ -312,21 +327,30 @@ def _warn_of_flat_warmup(config: RunConfig, plan: RunPlan) -> list[str]:
 
 
 def _warn_of_unreached_epochs(config: RunConfig, plan: RunPlan) -> list[str]:
-    """Returns a line for each schedule on the command line that goes beyond the last epoch."""
+    """Returns a line for each schedule that goes beyond the last epoch.
+
+    Either the schedule or the number of epochs is on the command line. The warmup of a recipe has a
+    check of its own.
+    """
     decay = plan.schedule.decay
     steps = decay.lr_steps if isinstance(decay, StepDecay) else ()
     last_epochs = {
         "warmup_epochs": plan.schedule.warmup_epochs,
         "lr_steps": max(steps, default=0.0),
-        "batch_schedule": plan.batches.stages[-1].epoch,
+        "batch_schedule": plan.batches.last_epoch,
         "image_size_schedule": plan.image_sizes.stages[-1][0],
     }
-    return [
-        f"--{name}: its epoch {epoch:g} is not reached, because training ends at epoch"
-        f" {plan.epochs:g}"
-        for name, epoch in last_epochs.items()
-        if config.origins.get(name) is Origin.COMMAND_LINE and epoch >= plan.epochs
-    ]
+    is_shortened = config.origins.get("epochs") is Origin.COMMAND_LINE
+    lines = []
+    for name, epoch in last_epochs.items():
+        is_requested = config.origins.get(name) is Origin.COMMAND_LINE
+        if epoch >= plan.epochs and (is_requested or (is_shortened and name != "warmup_epochs")):
+            origin = "" if is_requested else f" ({config.origins[name].value})"
+            lines.append(
+                f"--{name}{origin}: its epoch {epoch:g} is not reached, because training ends at"
+                f" epoch {plan.epochs:g}"
+            )
+    return lines
 
 
 def _describe_changes(

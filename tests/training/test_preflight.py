@@ -32,7 +32,13 @@ def make_run(path, **meta):
         json.dumps(
             {
                 "format": stored.FORMAT,
-                "flags": {"epochs": 10, "optimizer": "sgd", "ema_decay": 0.0},
+                "flags": {
+                    "epochs": 10,
+                    "optimizer": "sgd",
+                    "ema_decay": 0.0,
+                    "init_from": None,
+                    "freeze": [],
+                },
                 "origins": {},
             }
         )
@@ -163,6 +169,37 @@ def test_check_of_schedules_after_the_last_epoch_warns_for_each(here):
         "--lr_steps: its epoch 6",
         "--image_size_schedule: its epoch 6",
     ]
+
+
+@pytest.mark.parametrize(
+    ("words", "lines"),
+    [
+        (["--recipe=gradual_warmup", "--epochs=20"], ["--lr_steps (default): its epoch 80"]),
+        (["--recipe=short", "--epochs=16"], ["--image_size_schedule (recipe): its epoch 23"]),
+        (["--batch_schedule=0:8,100:16", "--epochs=20"], ["--batch_schedule: its epoch 100"]),
+        (["--recipe=gradual_warmup"], []),
+        (["--warmup_epochs=3", "--epochs=20"], []),
+    ],
+)
+def test_check_of_a_run_that_is_shorter_than_its_schedules_warns(here, words, lines):
+    found = preflight.check(config.resolve([*DIGITS, "--per_gpu_batch=8", *words])).warnings
+    assert [line.partition(" is not reached")[0] for line in found if "reached" in line] == lines
+
+
+@pytest.mark.parametrize(
+    ("flag", "text"),
+    [
+        ("--init_from=weights", "--init_from=weights: the run continues with the weights of"),
+        ("--freeze=stem", "--freeze=stem: the run was started with --freeze=. Resume with that"),
+    ],
+)
+def test_check_of_a_resume_with_a_flag_that_only_a_start_can_have_is_rejected(here, flag, text):
+    make_run(here / "run")
+    make_run(here / "weights")
+    words = [*DIGITS, "--optimizer=sgd", "--run_dir=run", "--resume"]
+    preflight.check(config.resolve(words))
+    with pytest.raises(UserError, match=text):
+        preflight.check(config.resolve([*words, flag]))
 
 
 def test_check_of_a_resume_names_the_checkpoint(here):
