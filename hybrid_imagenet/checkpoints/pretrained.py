@@ -201,6 +201,8 @@ def _from_run(path: pathlib.Path, log: store.Log, weights: str, best: bool) -> T
         folder = store.CheckpointFolder(directory, log)
         checkpoint = folder.best_valid() if best else folder.latest_valid()
         if checkpoint is not None:
+            if best:
+                _warn_of_removed_best(checkpoint, log)
             return _from_checkpoint(checkpoint, weights)
     if best:
         raise UserError(
@@ -208,6 +210,18 @@ def _from_run(path: pathlib.Path, log: store.Log, weights: str, best: bool) -> T
             " latest checkpoint."
         )
     raise UserError(f"{path} has no usable checkpoint (checkpoints/step-*.npz). Pass another run.")
+
+
+def _warn_of_removed_best(checkpoint: CheckpointArchive, log: store.Log) -> None:
+    """Prints a line if the run had a better epoch, whose checkpoint is missing (--nokeep_best)."""
+    state = checkpoint.meta.get("state", {})
+    best = 100 * state.get("best_top1", 0.0)
+    top1 = 100 * checkpoint.meta["val_top1"]
+    if best > top1:
+        log(
+            f"--best: epoch {state['best_epoch']:g} was better ({best:.2f} % top-1), but its"
+            f" checkpoint was not kept; using {checkpoint.path.name} ({top1:.2f} %)"
+        )
 
 
 def _from_checkpoint(checkpoint: CheckpointArchive, weights: str) -> TrainedNetwork:

@@ -187,6 +187,7 @@ def _complete_dataset_flags(arguments: argparse.Namespace) -> None:
     if arguments.dataset is None:
         defaults = _dataset_flags_of_run(arguments.checkpoint)
         print(f"evaluating on --dataset={defaults['dataset']} of the run", file=sys.stderr)
+        _print_tuning_split(defaults, arguments.split)
     for name in _DATASET_FLAGS:
         if getattr(arguments, name, None) is None:
             value = defaults.get(name)
@@ -196,6 +197,23 @@ def _complete_dataset_flags(arguments: argparse.Namespace) -> None:
                     f" stored. Set --{name}."
                 )
             setattr(arguments, name, value)
+
+
+def _print_tuning_split(flags: Mapping[str, Any], split: str) -> None:
+    """Prints which images these are, if the run has held out training images (--tuning_split)."""
+    size = flags.get("tuning_split", 0.0)
+    if not size:
+        return
+    if split == "train":
+        line = f"these include the images that the run held out (--tuning_split={size:g})"
+    elif flags.get("eval_split") == "tuning":
+        line = (
+            f"these are the validation images; the run was validated on --tuning_split={size:g}, so"
+            " its top-1 is another"
+        )
+    else:
+        return
+    print(line, file=sys.stderr)
 
 
 def _dataset_flags_of_run(path: pathlib.Path) -> Mapping[str, Any]:

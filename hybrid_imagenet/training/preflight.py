@@ -254,8 +254,8 @@ def _require_same_run(
         )
     flags = run_config.get("flags", {})
     init_from = plan.network.init_from
-    stored_init = flags.get("init_from", init_from)
-    if init_from and os.path.abspath(init_from) != os.path.abspath(stored_init or ""):
+    stored_init = flags.get("init_from", init_from) or ""
+    if init_from and pathlib.Path(init_from).resolve() != pathlib.Path(stored_init).resolve():
         raise UserError(
             f"--init_from={init_from}: the run continues with the weights of {checkpoint.path}."
             " Omit --init_from, or start a new run in another --run_dir."

@@ -45,7 +45,8 @@ def begin_or_resume(
         checkpoint_on_rank_0 = components.recording.find_checkpoint()
         init_from = components.plan.network.init_from
         if checkpoint_on_rank_0 is None and init_from and components.communicator.rank == 0:
-            lines = warm_start.load(init_from, components.model)
+            class_names = components.data.source.class_names
+            lines = warm_start.load(init_from, components.model, class_names)
             messages = [f"--init_from: {line}" for line in lines]
             if components.optimizer.average is not None:
                 components.optimizer.average.restart()

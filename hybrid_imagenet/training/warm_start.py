@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Sequence
 
 import keras
 
 from hybrid_imagenet import private_api
 from hybrid_imagenet.checkpoints import pretrained
+from hybrid_imagenet.data import listing
 from hybrid_imagenet.errors import UserError
 
 # An error for an unknown layer names this many of the layers that there are.
@@ -44,7 +46,7 @@ def freeze(network: keras.Model, prefixes: tuple[str, ...]) -> None:
         )
 
 
-def load(path: str, network: keras.Model) -> list[str]:
+def load(path: str, network: keras.Model, class_names: Sequence[str]) -> list[str]:
     """Loads the weights of a file into a network.
 
     The last layer keeps its initial weights if the file has a different number of classes.
@@ -52,6 +54,7 @@ def load(path: str, network: keras.Model) -> list[str]:
     Args:
       path: See `checkpoints.pretrained.load`.
       network: Network of the same architecture; changed in place.
+      class_names: The classes of the data, in the order of the scores.
 
     Returns:
       Lines for the user about the weights that were read, and those that were not.
@@ -86,6 +89,12 @@ def load(path: str, network: keras.Model) -> list[str]:
     lines.append(
         f"weights of {trained.origin} ({trained.model}, {len(trained.class_names)} classes)"
     )
+    difference = listing.class_name_difference(trained.class_names, class_names)
+    if difference and not initialized:
+        lines.append(
+            f"its classes have other names ({difference}), and the last layer is loaded all the"
+            " same: classes are matched by number"
+        )
     if initialized:
         lines.append(
             "the last layer is initialized, because the number of classes differs:"

@@ -55,6 +55,22 @@ def test_evaluate_without_a_dataset_uses_the_dataset_of_the_run(run, capsys):
     assert error.startswith("evaluating on --dataset=tfrecord of the run\n")
 
 
+@pytest.mark.parametrize(
+    ("flags", "split", "text"),
+    [
+        ({"tuning_split": 0.0, "eval_split": "tuning"}, "validation", ""),
+        ({"tuning_split": 200.0, "eval_split": "validation"}, "validation", ""),
+        ({"tuning_split": 200.0, "eval_split": "tuning"}, "validation", "--tuning_split=200, so"),
+        ({"tuning_split": 0.1, "eval_split": "tuning"}, "train", "held out (--tuning_split=0.1)"),
+    ],
+)
+def test_evaluate_of_a_run_with_held_out_images_names_what_it_counts(flags, split, text, capsys):
+    evaluate._print_tuning_split(flags, split)
+    error = capsys.readouterr().err
+    assert text in error
+    assert bool(error) == bool(text)
+
+
 def test_evaluate_completes_flags_from_the_run_unless_the_dataset_is_set(run, tmp_path):
     arguments = evaluate._parser().parse_args([str(run), "--data_dir=moved"])
     evaluate._complete_dataset_flags(arguments)

@@ -40,7 +40,7 @@ def test_load_gives_the_scores_of_the_file(trained):
     source, path = trained
     images = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3)).astype(np.uint8)
     target = network(5, 2)
-    (line,) = warm_start.load(str(path), target)
+    (line,) = warm_start.load(str(path), target, "abcde")
     assert line == f"weights of {path} (resnet8, 5 classes)"
     expected = source.build()(source.preprocess(images))
     np.testing.assert_allclose(
@@ -52,7 +52,7 @@ def test_load_for_other_classes_keeps_a_new_head(trained):
     _, path = trained
     target = network(4, 2)
     before = {v.path: v.numpy() for v in target.weights}
-    _, line = warm_start.load(str(path), target)
+    _, line = warm_start.load(str(path), target, "abcd")
     assert "logits/kernel, logits/bias" in line
     same = {v.path for v in target.weights if np.array_equal(v.numpy(), before[v.path])}
     assert {"logits/kernel", "logits/bias"} <= same
@@ -61,9 +61,18 @@ def test_load_for_other_classes_keeps_a_new_head(trained):
         UserError,
         match=r"--init_from=.*has shape .* there, .* needs .*that file is of resnet8, width 4",
     ):
-        warm_start.load(str(path), network(4, 2, width=8))
+        warm_start.load(str(path), network(4, 2, width=8), "abcd")
     with pytest.raises(UserError, match="does not exist"):
-        warm_start.load(str(path.parent / "none.npz"), target)
+        warm_start.load(str(path.parent / "none.npz"), target, "abcd")
+
+
+def test_load_for_as_many_classes_with_other_names_says_so(trained):
+    _, path = trained
+    _, line = warm_start.load(str(path), network(5, 2), "abcdx")
+    assert "its classes have other names (" in line
+    assert "the last layer is loaded all the same" in line
+    # Data without names of classes has numbers.
+    assert len(warm_start.load(str(path), network(5, 2), "01234")) == 1
 
 
 def test_load_finds_the_head_before_layers_without_weights(tmp_path):
@@ -85,7 +94,7 @@ def test_load_finds_the_head_before_layers_without_weights(tmp_path):
     weights = {v.path: v.numpy() for v in source.weights}
     path = tmp_path / "source.npz"
     save(TrainedNetwork("here", "a:b", tuple("abcde"), 8, 1.0, 1e-5, weights=weights), path)
-    _, line = warm_start.load(str(path), target)
+    _, line = warm_start.load(str(path), target, "abcd")
     assert "net/scores/kernel, net/scores/bias" in line
     np.testing.assert_array_equal(target.weights[0].numpy(), weights["net/first/kernel"])
 

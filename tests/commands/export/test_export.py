@@ -227,6 +227,24 @@ def test_load_best_returns_the_checkpoint_with_the_best_top1(tmp_path):
         pretrained.load(folder / "step-000000003.npz", warnings.append, best=True)
 
 
+def test_load_best_of_a_run_that_kept_another_epoch_prints_a_line(tmp_path):
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    description = network(tmp_path).description() | {"num_classes": len(CLASSES)}
+    lines = []
+    for best_top1, count in ((0.5, 0), (0.75, 1)):
+        state = {"best_top1": best_top1, "best_epoch": 3.0}
+        archive.write(
+            folder / "step-000000007.npz", {}, {**description, "val_top1": 0.5, "state": state}
+        )
+        pretrained.load(tmp_path, lines.append, best=True)
+        assert len(lines) == count
+    assert lines == [
+        "--best: epoch 3 was better (75.00 % top-1), but its checkpoint was not kept; using"
+        " step-000000007.npz (50.00 %)"
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
