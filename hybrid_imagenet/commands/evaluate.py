@@ -207,10 +207,7 @@ def _print_tuning_split(flags: Mapping[str, Any], split: str) -> None:
     if split == "train":
         line = f"these include the images that the run held out (--tuning_split={size:g})"
     elif flags.get("eval_split") == "tuning":
-        line = (
-            f"these are the validation images; the run was validated on --tuning_split={size:g}, so"
-            " its top-1 is another"
-        )
+        line = f"these are the validation images; the run was validated on --tuning_split={size:g}"
     else:
         return
     print(line, file=sys.stderr)

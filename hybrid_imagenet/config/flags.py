@@ -531,8 +531,9 @@ class OptimizationFlags:
     optimizer: str = option("hybrid", "Update rule.", choices=tuple(OPTIMIZERS), basic=True)
     ema_decay: float = option(
         0.0,
-        "Keep an exponential moving average of the weights with this decay, and validate it; 0 for"
-        " none. It is ramped up: (1 + t) / (10 + t) after t updates, if that is less.",
+        "Keep an exponential moving average of the weights with this decay, and validate it, with"
+        " precise statistics of its own whatever --batch_norm is; 0 for none. It is ramped up:"
+        " (1 + t) / (10 + t) after t updates, if that is less.",
         minimum=0,
         maximum=0.999999,
     )

@@ -60,7 +60,11 @@ def test_evaluate_without_a_dataset_uses_the_dataset_of_the_run(run, capsys):
     [
         ({"tuning_split": 0.0, "eval_split": "tuning"}, "validation", ""),
         ({"tuning_split": 200.0, "eval_split": "validation"}, "validation", ""),
-        ({"tuning_split": 200.0, "eval_split": "tuning"}, "validation", "--tuning_split=200, so"),
+        (
+            {"tuning_split": 200.0, "eval_split": "tuning"},
+            "validation",
+            "validated on --tuning_split=200",
+        ),
         ({"tuning_split": 0.1, "eval_split": "tuning"}, "train", "held out (--tuning_split=0.1)"),
     ],
 )
