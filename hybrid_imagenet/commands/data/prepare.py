@@ -177,6 +177,11 @@ def _lock_target(target: Path) -> Iterator[None]:
 
 
 def _check_empty(target: Path) -> None:
+    if (target / tfrecord.MANIFEST).exists():
+        raise UserError(
+            f"--to={target} contains a dataset that is complete. Train with --dataset=tfrecord"
+            f" --data_dir={target}, or choose a new directory."
+        )
     if any(path.name != _STATE_DIRECTORY for path in target.iterdir()):
         raise UserError(f"--to={target} is not empty. Choose a new directory.")
 

@@ -330,7 +330,9 @@ def test_prepare_continues_only_with_the_source_of_the_interrupted_call(tmp_path
     (tmp_path / "to").mkdir()
     (tmp_path / "to" / "letter.txt").write_text("dear")
     assert "is not empty" in prepare("a")[1]
-    (tmp_path / "to" / "letter.txt").unlink()
+    (tmp_path / "to" / "letter.txt").rename(tmp_path / "to" / "manifest.json")
+    assert "contains a dataset that is complete" in prepare("a")[1]
+    (tmp_path / "to" / "manifest.json").unlink()
     assert prepare("a")[0] == 2
     with (tmp_path / "to" / "prepare-state" / "lock").open("ab") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
