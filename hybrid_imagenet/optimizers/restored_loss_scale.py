@@ -37,6 +37,6 @@ def restart_if_changed(loss_scale: LossScale, saved: Mapping[str, Any]) -> bool:
 def restart_note(loss_scale: LossScale) -> str:
     """Returns a line for the user about a loss scale that starts again."""
     return (
-        f"the loss scale starts again at {loss_scale.initial:g}, because it was set differently"
-        " when the checkpoint was saved"
+        f"the loss scale starts again at {loss_scale.initial:g}, because the checkpoint has"
+        " another (loss scale, precision, compression or number of ranks has changed)"
     )
