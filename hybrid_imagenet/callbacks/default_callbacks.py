@@ -157,9 +157,9 @@ def _warn_of_saving_within_an_epoch(callbacks: Sequence[keras.callbacks.Callback
         is_checkpoint = isinstance(callback, keras.callbacks.ModelCheckpoint)
         if is_checkpoint and callback.save_freq != "epoch":
             print_to_stderr(
-                f"warning: ModelCheckpoint(save_freq={callback.save_freq}) saves within an epoch,"
-                " where metrics and the statistics of batch normalization are those of rank 0"
-                ' alone. Use save_freq="epoch" for a model to predict with, or'
+                f"warning: ModelCheckpoint(save_freq={callback.save_freq}) saves within an epoch"
+                " what rank 0 alone has: its metrics and its statistics of batch normalization. Use"
+                ' save_freq="epoch" for a model to predict with, or'
                 " hybrid_imagenet.callbacks.Checkpoint(folder, every_seconds=600) to continue from."
             )
 

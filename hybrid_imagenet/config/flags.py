@@ -532,8 +532,8 @@ class OptimizationFlags:
     ema_decay: float = option(
         0.0,
         "Keep an exponential moving average of the weights with this decay, and validate it, with"
-        " precise statistics of its own whatever --batch_norm is; 0 for none. It is ramped up:"
-        " (1 + t) / (10 + t) after t updates, if that is less.",
+        " precise statistics whatever --batch_norm is; 0 for none. It is ramped up: (1 + t) / (10 +"
+        " t) after t updates, if that is less.",
         minimum=0,
         maximum=0.999999,
     )

@@ -329,8 +329,7 @@ def _warn_of_flat_warmup(config: RunConfig, plan: RunPlan) -> list[str]:
 def _warn_of_unreached_epochs(config: RunConfig, plan: RunPlan) -> list[str]:
     """Returns a line for each schedule that goes beyond the last epoch.
 
-    Either the schedule or the number of epochs is on the command line. The warmup of a recipe has a
-    check of its own.
+    Either the schedule or the number of epochs is on the command line.
     """
     decay = plan.schedule.decay
     steps = decay.lr_steps if isinstance(decay, StepDecay) else ()
@@ -344,7 +343,7 @@ def _warn_of_unreached_epochs(config: RunConfig, plan: RunPlan) -> list[str]:
     lines = []
     for name, epoch in last_epochs.items():
         is_requested = config.origins.get(name) is Origin.COMMAND_LINE
-        if epoch >= plan.epochs and (is_requested or (is_shortened and name != "warmup_epochs")):
+        if epoch >= plan.epochs and (is_requested or is_shortened):
             origin = "" if is_requested else f" ({config.origins[name].value})"
             lines.append(
                 f"--{name}{origin}: its epoch {epoch:g} is not reached, because training ends at"

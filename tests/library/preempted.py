@@ -104,7 +104,7 @@ class Center(keras.layers.Layer):
 
 
 def model_with_statistics():
-    """Returns a model with batch normalization, dropout and a metric of its own."""
+    """Returns a model with batch normalization, dropout and a layer's metric."""
     return keras.Sequential(
         [
             keras.Input((6,)),

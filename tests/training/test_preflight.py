@@ -166,6 +166,7 @@ def test_check_of_schedules_after_the_last_epoch_warns_for_each(here):
     ]
     lines = preflight.check(config.resolve([*DIGITS, *words, "--epochs=6"])).warnings
     assert [line.partition(" is ")[0] for line in lines] == [
+        "--warmup_epochs (default): its epoch 10",
         "--lr_steps: its epoch 6",
         "--image_size_schedule: its epoch 6",
     ]
@@ -175,6 +176,10 @@ def test_check_of_schedules_after_the_last_epoch_warns_for_each(here):
     ("words", "lines"),
     [
         (["--recipe=gradual_warmup", "--epochs=20"], ["--lr_steps (default): its epoch 80"]),
+        (
+            ["--recipe=gradual_warmup", "--epochs=3"],
+            ["--warmup_epochs (recipe): its epoch 5", "--lr_steps (default): its epoch 80"],
+        ),
         (["--recipe=short", "--epochs=16"], ["--image_size_schedule (recipe): its epoch 23"]),
         (["--batch_schedule=0:8,100:16", "--epochs=20"], ["--batch_schedule: its epoch 100"]),
         (["--recipe=gradual_warmup"], []),
@@ -205,7 +210,7 @@ def test_check_of_a_resume_with_a_flag_that_only_a_start_can_have_is_rejected(he
 def test_check_of_a_resume_names_the_checkpoint(here):
     make_run(here / "run")
     findings = preflight.check(
-        config.resolve([*DIGITS, "--optimizer=sgd", "--epochs=10", "--run_dir=run", "--resume"])
+        config.resolve([*DIGITS, "--optimizer=sgd", "--epochs=12", "--run_dir=run", "--resume"])
     )
     assert "step-000000020.npz" in findings.check_lines[-1]
     assert not findings.warnings
