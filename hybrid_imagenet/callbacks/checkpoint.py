@@ -265,10 +265,18 @@ class Checkpoint(SaveCheckpoints):
                 averages = optimizer.average.variables
                 optimizer.average.follows_weights = any(id(v) in restored for v in averages)
         broadcast_model(self.model, communicator)
-        shared_variables = [*callback_variables, *rank_values.recurrent_states(self.model)]
-        communicator.broadcast_variables([v.value for v in shared_variables])
+        communicator.broadcast_variables([v.value for v in callback_variables])
         rank_values.restore_variables(self.model, self._rank_values, communicator)
-        if self._data.continues_over_epochs and not self._is_finished(meta):
+        has_states = rank_values.restore_recurrent_states(
+            self.model, self._rank_values, communicator
+        )
+        if not has_states and communicator.rank == 0:
+            print_to_stderr(
+                "the states of recurrent layers with stateful=True begin at zero, because the"
+                " checkpoint has none for this batch and number of ranks"
+            )
+        has_epochs_left = first_epoch < self.params["epochs"]
+        if self._data.continues_over_epochs and self._order is None and has_epochs_left:
             self._report_restarted_data()
         if meta["batches"]:
             self._continue_inside_epoch(meta["batches"], meta["world_size"], meta["epoch_batches"])
@@ -719,8 +727,6 @@ class Checkpoint(SaveCheckpoints):
             "model": self.model.weights,
             # Only the states of rank 0 are saved. The other ranks derive theirs from them.
             "random": random_state.random_states(self.model),
-            # Those of the other ranks are among the values of each rank.
-            "recurrent": rank_values.recurrent_states(self.model),
         }
         for name, optimizer in compiled_model.optimizers(self.model).items():
             if optimizer.built:
@@ -772,6 +778,11 @@ class Checkpoint(SaveCheckpoints):
         }
         own = rank_values.own_variables(self.model)
         self._rank_values = rank_values.gather_differing(own, self.communicator)
+        recurrent = rank_values.recurrent_states(self.model)
+        self._rank_values |= rank_values.gather(
+            {name: np.asarray(state.numpy()) for name, state in recurrent.items()},
+            self.communicator,
+        )
         if self._is_inside_epoch:
             states = rank_values.metric_states(self.model)
             self._rank_values |= rank_values.gather(states, self.communicator)

@@ -49,8 +49,8 @@ class CompareRanks(TrainingCallback):
         """Checks that the ranks train together and write different files.
 
         Raises:
-          UserError: On all ranks, if they would train separately or write the same files, or if
-            other weights than those that are validated or metrics of one rank would be written.
+          UserError: On all ranks, if they would train separately or write the same files, or if a
+            file would have weights that are not validated, or metrics of rank 0 alone.
         """
         optimizer = self.model.optimizer
         is_separate = type(optimizer).__module__.startswith("keras.") or isinstance(
@@ -66,8 +66,7 @@ class CompareRanks(TrainingCallback):
         _check_outputs(callbacks, self.communicator)
         with self.communicator.raise_on_all_ranks():
             _check_validated_weights_are_saved(callbacks)
-            if self.communicator.size > 1:
-                _check_averages_are_written(callbacks)
+        _check_averages_are_written(callbacks, self.communicator)
         self._loss: float | None = None
         self._updates_before: dict[str, int] | None = None
         self._reported_optimizers: set[str] = set()
@@ -177,14 +176,24 @@ def _check_validated_weights_are_saved(callbacks: Sequence[keras.callbacks.Callb
             )
 
 
-def _check_averages_are_written(callbacks: Sequence[keras.callbacks.Callback]) -> None:
-    """Raises UserError if a callback writes before metrics and statistics are averaged."""
+def _check_averages_are_written(
+    callbacks: Sequence[keras.callbacks.Callback], communicator: Communicator
+) -> None:
+    """Raises SharedError if only rank 0 writes a file before metrics and statistics are averaged.
+
+    A callback that all ranks have there may write what each of them has.
+    """
     averages = [isinstance(callback, MetricAverage) for callback in callbacks]
     first = averages.index(True) if any(averages) else 0
-    for callback in callbacks[:first]:
-        if isinstance(callback, tuple(_OUTPUT_ATTRIBUTES)):
-            name = type(callback).__name__
-            raise UserError(
+    writers = {
+        type(callback).__name__
+        for callback in callbacks[:first]
+        if isinstance(callback, tuple(_OUTPUT_ATTRIBUTES))
+    }
+    writers_by_rank = communicator.allgather_object(sorted(writers))
+    for name in writers_by_rank[0]:
+        if not all(name in row for row in writers_by_rank):
+            raise SharedError(
                 f"{name} comes before default_callbacks(), so it would write the metrics and the"
                 " statistics of rank 0 instead of those of all ranks. Pass callbacks="
                 f"[*hybrid_imagenet.callbacks.default_callbacks({name}(...)), ...]."

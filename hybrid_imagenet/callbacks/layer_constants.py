@@ -65,6 +65,9 @@ def _digests(model: keras.Model) -> dict[str, str]:
     """Returns a digest of each array in the attributes of layers, and of vocabularies, by path."""
     digests = {}
     for layer in private_api.flatten_layers(model):
+        if isinstance(layer, keras.layers.Normalization) and not _is_adapted(layer):
+            # It may get the values of rank 0 by the broadcast.
+            continue
         for name, value in compiled_model.attributes(layer):
             array = _as_array(value)
             if array is not None and not name.startswith(_NOT_CONSTANTS):
@@ -75,6 +78,14 @@ def _digests(model: keras.Model) -> dict[str, str]:
             # `adapt` may have built it, without a path.
             digests[f"{layer.path or layer.name}.vocabulary"] = _digest(words.encode())
     return digests
+
+
+def _is_adapted(layer: keras.layers.Normalization) -> bool:
+    """Returns whether `adapt`, or weights that were loaded, have set the statistics of a layer."""
+    mean = getattr(layer, "adapt_mean", None)
+    if mean is None:
+        return False
+    return bool(np.any(mean.numpy() != 0) or np.any(layer.adapt_variance.numpy() != 1))
 
 
 def _digest(content: bytes) -> str:

@@ -114,14 +114,14 @@ class MetricAverage(keras.callbacks.Callback):
         kind = type(metric)
         undecided = getattr(metric, "sums_over_ranks", None) is None
         if undecided and kind not in self._reported_kinds and process.rank() == 0:
+            self._reported_kinds.add(kind)
             _log.warning(
-                "The metric %s is the mean over ranks, which count equally, because the states of"
-                " the class %s need not be sums. Set sums_over_ranks = True in the class if they"
-                " are, or False if not.",
+                "The metric %s is averaged over ranks with equal weight, because the states of the"
+                " class %s may not be sums. Set sums_over_ranks = True in the class if they are, or"
+                " False if not.",
                 metric.name,
                 kind.__name__,
             )
-        self._reported_kinds.add(kind)
 
 
 def _replace_values(logs: dict[str, Any], values: Mapping[str, Value]) -> None:

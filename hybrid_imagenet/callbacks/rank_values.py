@@ -18,6 +18,7 @@ from hybrid_imagenet.models import random_state
 
 Array = npt.NDArray[Any]
 _METRICS = "metrics/"
+_RECURRENT = "recurrent/"
 
 
 def gather_differing(
@@ -81,20 +82,43 @@ def own_variables(model: keras.Model) -> dict[str, keras.Variable]:
     """
     random_ids = {id(state) for state in random_state.random_states(model)}
     variables = [v for v in model.non_trainable_variables if id(v) not in random_ids]
-    variables += recurrent_states(model)
     return {f"model/{number:04d}": variable for number, variable in enumerate(variables)}
 
 
-def recurrent_states(model: keras.Model) -> list[keras.Variable]:
-    """Returns the states that recurrent layers with `stateful=True` keep from batch to batch.
+def recurrent_states(model: keras.Model) -> dict[str, keras.Variable]:
+    """Returns the states that recurrent layers with `stateful=True` keep, by name.
 
-    Keras counts them neither among the weights of a model nor among its variables.
+    They last from batch to batch. Keras counts them neither among the weights of a model nor among
+    its variables.
     """
     states: dict[int, keras.Variable] = {}
     for layer in private_api.flatten_layers(model):
         if isinstance(layer, keras.layers.RNN) and layer.stateful:
             states |= {id(state): state for state in keras.tree.flatten(layer.states or ())}
-    return list(states.values())
+    return {f"{_RECURRENT}{number:04d}": state for number, state in enumerate(states.values())}
+
+
+def restore_recurrent_states(
+    model: keras.Model, arrays: Mapping[str, Array], communicator: Communicator
+) -> bool:
+    """Sets the states of recurrent layers, and returns whether all of them were saved.
+
+    A state has a row for each example of a batch, so one of another batch is not used.
+
+    Args:
+      model: The network.
+      arrays: Arrays [ranks, ...] by name.
+      communicator: Connects the ranks.
+    """
+    states = recurrent_states(model)
+    fits = {
+        name: name in arrays and arrays[name].shape == (communicator.size, *state.shape)
+        for name, state in states.items()
+    }
+    for name, state in states.items():
+        if fits[name]:
+            state.assign(arrays[name][communicator.rank])
+    return all(fits.values())
 
 
 def metric_states(model: keras.Model) -> dict[str, Array]:

@@ -196,7 +196,7 @@ class RunConfig:
         """Returns what config.json stores: the settings, and what set each of them."""
         flags = self.as_masked_dict()
         # The run may be resumed from another working directory.
-        for name in ("data_dir", "data_cache_dir"):
+        for name in ("data_dir", "data_cache_dir", "init_from"):
             if flags[name] and not files.is_url(flags[name]):
                 flags[name] = str(files.expand_home(flags[name]).absolute())
         origins = {name: origin.value for name, origin in self.origins.items()}

@@ -47,9 +47,8 @@ def distributed(model: keras.Model) -> dict[str, DistributedOptimizer]:
 
 def request_sum(model: keras.Model) -> RequestSum | None:
     """Returns what sums requests in each update of the distributed optimizers, if it exists."""
-    for optimizer in distributed(model).values():
-        return optimizer.reducer.request_sum
-    return None
+    sums = (optimizer.reducer.request_sum for optimizer in distributed(model).values())
+    return next((found for found in sums if found is not None), None)
 
 
 def updates_applied(model: keras.Model) -> int:

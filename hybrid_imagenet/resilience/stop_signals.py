@@ -33,6 +33,9 @@ _FORCING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # nohup, or a shell that starts a job in the background, may have switched these off. Then they
 # stay off.
 _IGNORABLE_SIGNALS = (signal.SIGINT, signal.SIGHUP)
+# Launchers send these to a whole process group. A child of a rank must outlive them, because the
+# rank needs its work until it has saved.
+_SIGNALS_FOR_RANKS = (signal.SIGHUP, signal.SIGUSR1)
 # A terminal that was stopped by Ctrl-S takes no output, so printing has a time limit.
 _PRINT_SECONDS = 0.5
 
@@ -150,14 +153,16 @@ class StopRequests:
     def forget(self) -> None:
         """Restores the earlier handlers in a forked child, which must not report its own signals.
 
-        The child shares the socket with its parent, which would take them for its own.
+        The child shares the socket with its parent, which would take them for its own. Signals that
+        are meant for ranks do not end it.
         """
         if self._wakeup_socket is None:
             return
         signal.set_wakeup_fd(-1)
         self._wakeup_socket.close()
         for number, handler in self._earlier_handlers.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+            is_for_ranks = number in _SIGNALS_FOR_RANKS and handler is signal.SIG_DFL
+            signal.signal(number, signal.SIG_IGN if is_for_ranks else handler)  # type: ignore[arg-type]
         self._clear()
 
     def ignore(self) -> None:

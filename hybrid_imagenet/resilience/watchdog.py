@@ -391,11 +391,19 @@ def watch_startup(start: StartupProgress, stall_timeout: float, rank: int, size:
     if stall_timeout:
         threading.Thread(
             target=_watch_startup,
-            # A duplicate, because the import of TensorFlow redirects file descriptor 2.
-            args=(start, stall_timeout, rank, size, os.dup(2)),
+            args=(start, stall_timeout, rank, size, _duplicated_stderr()),
             name="start limit",
             daemon=True,
         ).start()
+
+
+def _duplicated_stderr() -> int:
+    """Returns a duplicate of file descriptor 2, which the import of TensorFlow redirects."""
+    try:
+        return os.dup(2)
+    except OSError:
+        # The shell has closed it.
+        return os.open(os.devnull, os.O_WRONLY)
 
 
 def _watch_startup(

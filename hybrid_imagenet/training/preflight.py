@@ -24,7 +24,7 @@ from hybrid_imagenet.config.flag_checks import check_classes, check_data, find_n
 from hybrid_imagenet.config.flags import DataFlags
 from hybrid_imagenet.data import class_sizes, datasets
 from hybrid_imagenet.errors import UserError, missing_tensorflow_message
-from hybrid_imagenet.files import is_url
+from hybrid_imagenet.files import expand_home, is_url
 from hybrid_imagenet.models import keras_families
 from hybrid_imagenet.options import Origin, format_value
 from hybrid_imagenet.run_plan import RunPlan
@@ -255,17 +255,18 @@ def _require_same_run(
     flags = run_config.get("flags", {})
     init_from = plan.network.init_from
     stored_init = flags.get("init_from", init_from) or ""
-    if init_from and pathlib.Path(init_from).resolve() != pathlib.Path(stored_init).resolve():
+    if init_from and expand_home(init_from).resolve() != expand_home(stored_init).resolve():
         raise UserError(
             f"--init_from={init_from}: the run continues with the weights of {checkpoint.path}."
             " Omit --init_from, or start a new run in another --run_dir."
         )
     frozen_layers = plan.network.frozen_layers
-    if list(frozen_layers) != list(flags.get("freeze", frozen_layers)):
+    if set(frozen_layers) != set(flags.get("freeze", frozen_layers)):
+        stored_freeze = ",".join(flags["freeze"])
+        with_that = f"with --freeze={stored_freeze}" if stored_freeze else "without --freeze"
         raise UserError(
-            f"--freeze={','.join(frozen_layers)}: the run was started with"
-            f" --freeze={','.join(flags['freeze'])}. Resume with that, or start a new run with"
-            f" --init_from={checkpoint.path}."
+            f"--freeze={','.join(frozen_layers)}: the run was started {with_that}. Resume it so, or"
+            f" start a new run with --init_from={checkpoint.path}."
         )
     stored_classes = meta.get("num_classes")
     if stored_classes is not None and num_classes is not None and stored_classes != num_classes:

@@ -1,9 +1,11 @@
 """Values of all ranks for a checkpoint, with one rank that is real."""
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from hybrid_imagenet.callbacks import rank_values
+from hybrid_imagenet.comm import SingleProcess
 
 
 class SecondOfThree:
@@ -43,3 +45,30 @@ def test_gather_sends_the_bytes_of_all_ranks_once():
     communicator = SecondOfThree()
     rank_values.gather({"statistics": np.ones(1000, np.float32)}, communicator)
     assert communicator.bytes_sent == 3 * 4000
+
+
+def test_states_of_recurrent_layers_are_restored_only_for_the_same_batch():
+    def model(batch):
+        return keras.Sequential(
+            [keras.Input(batch_shape=(batch, 3, 2)), keras.layers.LSTM(4, stateful=True)]
+        )
+
+    trained = model(2)
+    trained(np.ones((2, 3, 2), np.float32))
+    states = rank_values.recurrent_states(trained)
+    arrays = rank_values.gather(
+        {name: state.numpy() for name, state in states.items()}, SingleProcess()
+    )
+    same = model(2)
+    assert rank_values.restore_recurrent_states(same, arrays, SingleProcess())
+    for name, state in rank_values.recurrent_states(same).items():
+        assert np.any(state.numpy())
+        np.testing.assert_array_equal(state.numpy(), states[name].numpy())
+    larger = model(3)
+    assert not rank_values.restore_recurrent_states(larger, arrays, SingleProcess())
+    assert not rank_values.restore_recurrent_states(larger, {}, SingleProcess())
+    for state in rank_values.recurrent_states(larger).values():
+        assert not np.any(state.numpy())
+    # A model without such layers has nothing to restore.
+    plain = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    assert rank_values.restore_recurrent_states(plain, {}, SingleProcess())

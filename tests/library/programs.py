@@ -274,9 +274,10 @@ def callback_differences() -> dict:
             if epoch == 1:
                 self.change(self.model)
 
-    def fit(*changes, validation_data=None, more=(), rank=0, factor=1.0):
+    def fit(*changes, validation_data=None, before=(), more=(), rank=0, factor=1.0):
         model = models.compiled(hi.DistributedOptimizer("sgd"), run_eagerly=True)
         callbacks = [
+            *before,
             *hi.callbacks.default_callbacks(*map(Change, changes)),
             *more,
         ]
@@ -303,6 +304,8 @@ def callback_differences() -> dict:
         first = None if hi.rank() else models.data(1)
         both = [keras.callbacks.ModelCheckpoint("never.keras")]
         errors["writers"] = message(partial(fit, more=both))
+        early = hi.callbacks.on_rank_zero(keras.callbacks.CSVLogger("never.csv"))
+        errors["early writer"] = message(partial(fit, before=early))
         errors["validation"] = message(partial(fit, validation_data=first))
         warnings = [count_warnings(0), count_warnings(hi.rank()), count_warnings(0, np.nan)]
         return errors | {"same data": warnings}

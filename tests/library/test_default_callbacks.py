@@ -67,22 +67,26 @@ def test_checkpoint_of_weights_that_are_not_validated_is_rejected(tmp_path):
 def test_callback_that_writes_before_the_averages_is_rejected(tmp_path):
     log = keras.callbacks.CSVLogger(tmp_path / "log.csv")
     first = [*hi.callbacks.on_rank_zero(log), *hi.callbacks.default_callbacks()]
-    with pytest.raises(
-        UserError, match=r"CSVLogger comes before default_callbacks\(\), so it would"
-    ):
-        compare_ranks._check_averages_are_written(first)
-    compare_ranks._check_averages_are_written(hi.callbacks.default_callbacks(log))
-    compare_ranks._check_averages_are_written([*hi.callbacks.default_callbacks(), log])
-    compare_ranks._check_averages_are_written([log])
+
+    def check(callbacks, others):
+        ranks = mock.Mock(allgather_object=lambda names: [names, others])
+        compare_ranks._check_averages_are_written(callbacks, ranks)
+
+    with pytest.raises(UserError, match=r"CSVLogger comes before default_callbacks\(\), so it"):
+        check(first, [])
+    check(first, ["CSVLogger"])
+    check(hi.callbacks.default_callbacks(log), [])
+    check([*hi.callbacks.default_callbacks(), log], [])
+    check([log], [])
 
 
 def test_metric_of_unknown_states_warns_once_that_it_is_a_mean_over_ranks(caplog):
     average = hi.callbacks.MetricAverage()
-    for metric in (Largest(), Largest(), Largest(sums_over_ranks=False)):
+    for metric in (Largest(sums_over_ranks=False), Largest(), Largest()):
         average._warn_of_mean(metric)
     (record,) = caplog.records
-    assert "The metric largest is the mean over ranks" in record.message
-    assert "states of the class Largest need not be sums" in record.message
+    assert "The metric largest is averaged over ranks with equal weight" in record.message
+    assert "states of the class Largest may not be sums" in record.message
 
 
 def test_optimizers_of_a_model_share_the_sum_of_requests():
@@ -253,6 +257,7 @@ def test_compare_ranks_names_the_differences_that_a_callback_made(pools):
         " hybrid_imagenet."
     )
     assert first.pop("writers").startswith(writers)
+    assert first.pop("early writer").startswith("CSVLogger comes before default_callbacks()")
     assert all("to every rank" in text and "\n" not in text for text in first.values())
 
 

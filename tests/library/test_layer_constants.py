@@ -87,6 +87,12 @@ def test_broadcast_model_of_normalization_that_ranks_have_adapted_differently_na
     assert "scale.mean" in line
     assert "with Normalization, all train with what rank 0 has adapted to" in line
     assert warnings(adapted(0), adapted(0)) == []
+    # Only rank 0 has loaded weights; the broadcast sends them.
+    model = adapted(0)
+    model.layers[0].adapt_mean.assign([0.0, 0.0, 0.0])
+    model.layers[0].adapt_variance.assign([1.0, 1.0, 1.0])
+    model.layers[0].finalize_state()
+    assert warnings(adapted(0), model) == []
 
 
 def test_digests_contain_no_losses_of_a_step():

@@ -31,9 +31,18 @@ def test_signal_becomes_a_request_to_all_ranks():
     assert not REQUESTS.stop
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_to_a_forked_child_ends_it_and_is_no_request_to_its_parent(number):
-    """Keras ends the processes of a PyDataset by SIGTERM."""
+@pytest.mark.parametrize(
+    # Python ends a process with 1 after KeyboardInterrupt. "None" is a child that still runs.
+    ("number", "code"),
+    [
+        (signal.SIGTERM, -signal.SIGTERM),
+        (signal.SIGINT, 1),
+        (signal.SIGUSR1, None),
+        (signal.SIGHUP, None),
+    ],
+)
+def test_signal_to_a_forked_child_is_no_request_to_its_parent(number, code):
+    """Keras ends the processes of a PyDataset by SIGTERM, and mpirun sends SIGUSR1 to all."""
     program = (
         "import multiprocessing, os, time\n"
         "from hybrid_imagenet.resilience.stop_signals import REQUESTS\n"
@@ -42,7 +51,7 @@ def test_signal_to_a_forked_child_ends_it_and_is_no_request_to_its_parent(number
         "child.start()\n"
         "time.sleep(0.5)\n"
         f"os.kill(child.pid, {number.value})\n"
-        "child.join(10)\n"
+        "child.join(2)\n"
         "time.sleep(0.2)\n"
         "print(child.exitcode, REQUESTS.stop)\n"
         "child.kill()\n"
@@ -50,8 +59,6 @@ def test_signal_to_a_forked_child_ends_it_and_is_no_request_to_its_parent(number
     result = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
-    # Python ends a process with 1 after KeyboardInterrupt.
-    code = -number if number == signal.SIGTERM else 1
     assert result.stdout == f"{code} False\n", result.stderr
 
 

@@ -195,7 +195,7 @@ def test_check_of_a_run_that_is_shorter_than_its_schedules_warns(here, words, li
     ("flag", "text"),
     [
         ("--init_from=weights", "--init_from=weights: the run continues with the weights of"),
-        ("--freeze=stem", "--freeze=stem: the run was started with --freeze=. Resume with that"),
+        ("--freeze=stem", "--freeze=stem: the run was started without --freeze. Resume it so"),
     ],
 )
 def test_check_of_a_resume_with_a_flag_that_only_a_start_can_have_is_rejected(here, flag, text):
