@@ -15,6 +15,8 @@ STUDIES = ROOT / "docs" / "studies" / "README.md"
 CLAIMS = ROOT / "studies" / "claims.csv"
 PAPERS = ROOT / "docs" / "papers.md"
 METHODS = ROOT / "docs" / "methods.md"
+HYBRID = ROOT / "docs" / "hybrid.md"
+RECIPES = ROOT / "docs" / "recipes.md"
 FIGURE = RECORDS / "figure-3-1.md"
 HANDOVER = RECORDS / "handover.md"
 CURVES = RECORDS / "rate-curves.md"
@@ -116,6 +118,18 @@ def check(result, text, pages):
             ("full_form_small", "hybrid"),
             ("full_form_small", "gradual_sgd"),
             "-4.86 ± 9.07",
+            [STUDIES, CLAIMS, PAPERS, FULL_FORM],
+        ),
+        (
+            ("full_form_small", "hybrid_poly"),
+            ("full_form_small", "hybrid"),
+            "13.45 ± 0.84",
+            [STUDIES, HYBRID, RECIPES, FULL_FORM],
+        ),
+        (
+            ("full_form_small", "hybrid_poly"),
+            ("full_form_small", "lars_poly"),
+            "+0.33 ± 4.21",
             [STUDIES, CLAIMS, PAPERS, FULL_FORM],
         ),
         (STEP_1_9, SGD_1024, "+1.72 ± 0.72", [STUDIES, CLAIMS, FIGURE]),
