@@ -93,7 +93,8 @@ def test_every_page_in_a_window_of_420_pixels_does_not_scroll_sideways(findings)
 @pytest.mark.parametrize(("scheme", "name"), [("light", "default"), ("dark", "slate")])
 def test_theme_of_the_first_visit_follows_the_system(opened, scheme, name):
     started, address = opened
-    # The site remembers the theme of a visitor.
+    # The site remembers the theme of a visitor, and a page that is open stores it again.
+    started.open("about:blank")
     started.send("Storage.clearDataForOrigin", origin=address, storageTypes="all")
     started.open(f"{address}/", scheme=scheme)
     # A script applies the theme after the page is loaded.
