@@ -72,15 +72,9 @@ class BatchStage:
 
 @dataclasses.dataclass(frozen=True)
 class BatchSchedule:
-    """Holds stages in ascending order of epochs, the first at epoch 0.
-
-    Attributes:
-      stages: Stages that begin before the end of the run.
-      last_epoch: Epoch of the last stage, also of one that the run does not reach.
-    """
+    """Holds stages in ascending order of epochs, the first at epoch 0."""
 
     stages: tuple[BatchStage, ...]
-    last_epoch: int = 0
 
     def at(self, epoch: int) -> BatchStage:
         """Returns the stage of an epoch, counted from 0."""
@@ -126,8 +120,16 @@ def parse_batches(
     if not stages or stages[0].epoch > 0:
         stages.insert(0, first)
     _check_ascending([stage.epoch for stage in stages])
-    reached = (stage for stage in stages if epochs is None or stage.epoch < epochs)
-    return BatchSchedule(tuple(reached), stages[-1].epoch)
+    return BatchSchedule(tuple(stage for stage in stages if epochs is None or stage.epoch < epochs))
+
+
+def last_epoch(entries: Sequence[str]) -> int:
+    """Returns the epoch of the last stage of valid entries, whether a run reaches it or not."""
+    if not entries:
+        return 0
+    if entries[0] in PRESETS:
+        return PRESETS[entries[0]][-1][0]
+    return int(entries[-1].partition(":")[0])
 
 
 def _parse_stage(entry: str, first: BatchStage, growth: str) -> BatchStage:

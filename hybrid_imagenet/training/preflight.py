@@ -29,6 +29,7 @@ from hybrid_imagenet.models import keras_families
 from hybrid_imagenet.options import Origin, format_value
 from hybrid_imagenet.run_plan import RunPlan
 from hybrid_imagenet.runlog import run_dir, trackers
+from hybrid_imagenet.schedules.batch_schedule import last_epoch
 from hybrid_imagenet.schedules.training_schedule import StepDecay
 
 RANKS_ELSEWHERE_VARIABLE = "HYBRID_IMAGENET_RANKS_ELSEWHERE"
@@ -337,7 +338,7 @@ def _warn_of_unreached_epochs(config: RunConfig, plan: RunPlan) -> list[str]:
     last_epochs = {
         "warmup_epochs": plan.schedule.warmup_epochs,
         "lr_steps": max(steps, default=0.0),
-        "batch_schedule": plan.batches.last_epoch,
+        "batch_schedule": last_epoch(config.optimization.batch_schedule),
         "image_size_schedule": plan.image_sizes.stages[-1][0],
     }
     is_shortened = config.origins.get("epochs") is Origin.COMMAND_LINE
