@@ -270,14 +270,9 @@ class Checkpoint(SaveCheckpoints):
         has_states = rank_values.restore_recurrent_states(
             self.model, self._rank_values, communicator
         )
-        if not has_states and communicator.rank == 0:
-            print_to_stderr(
-                "the states of recurrent layers with stateful=True begin at zero, because the"
-                " checkpoint has none for this batch and number of ranks"
-            )
         has_epochs_left = first_epoch < self.params["epochs"]
-        if self._data.continues_over_epochs and self._order is None and has_epochs_left:
-            self._report_restarted_data()
+        if communicator.rank == 0 and has_epochs_left:
+            self._report_what_begins_again(has_states)
         if meta["batches"]:
             self._continue_inside_epoch(meta["batches"], meta["world_size"], meta["epoch_batches"])
         if meta["batches"] or (self._order is not None and meta["order"]["offset"]):
@@ -317,9 +312,14 @@ class Checkpoint(SaveCheckpoints):
                 " trained a second time"
             )
 
-    def _report_restarted_data(self) -> None:
-        """Prints on rank 0 that data which continue over epochs begin again."""
-        if self.communicator.rank == 0:
+    def _report_what_begins_again(self, has_states: bool) -> None:
+        """Prints a line for states and data that do not continue from the checkpoint."""
+        if not has_states:
+            print_to_stderr(
+                "the states of recurrent layers with stateful=True begin at zero, because the"
+                " checkpoint has none for this batch and number of ranks"
+            )
+        if self._data.continues_over_epochs and self._order is None:
             print_to_stderr(
                 "with steps_per_epoch, the data continue over epochs; they begin again with their"
                 " first batch"
@@ -777,15 +777,12 @@ class Checkpoint(SaveCheckpoints):
             "epoch_batches": self._data.batches,
         }
         own = rank_values.own_variables(self.model)
-        self._rank_values = rank_values.gather_differing(own, self.communicator)
         recurrent = rank_values.recurrent_states(self.model)
-        self._rank_values |= rank_values.gather(
-            {name: np.asarray(state.numpy()) for name, state in recurrent.items()},
-            self.communicator,
-        )
+        states = {name: np.asarray(state.numpy()) for name, state in recurrent.items()}
         if self._is_inside_epoch:
-            states = rank_values.metric_states(self.model)
-            self._rank_values |= rank_values.gather(states, self.communicator)
+            states |= rank_values.metric_states(self.model)
+        self._rank_values = rank_values.gather_differing(own, self.communicator)
+        self._rank_values |= rank_values.gather(states, self.communicator)
         if self._order is not None:
             description["order"] = self._order.state_dict()
         return description

@@ -1,5 +1,7 @@
 """Values of all ranks for a checkpoint, with one rank that is real."""
 
+from unittest import mock
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -45,6 +47,20 @@ def test_gather_sends_the_bytes_of_all_ranks_once():
     communicator = SecondOfThree()
     rank_values.gather({"statistics": np.ones(1000, np.float32)}, communicator)
     assert communicator.bytes_sent == 3 * 4000
+
+
+def test_equal_values_of_ranks_are_compared_by_one_digest():
+    sent = []
+
+    def allgather(value):
+        sent.append(value)
+        return [value, value]
+
+    ranks = mock.Mock(size=2, allgather_object=allgather)
+    variables = {str(number): keras.Variable(np.ones(3)) for number in range(5)}
+    assert rank_values.gather_differing(variables, ranks) == {}
+    assert len(sent) == 1
+    assert isinstance(sent[0], str)
 
 
 def test_states_of_recurrent_layers_are_restored_only_for_the_same_batch():
