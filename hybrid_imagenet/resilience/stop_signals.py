@@ -161,8 +161,10 @@ class StopRequests:
         signal.set_wakeup_fd(-1)
         self._wakeup_socket.close()
         for number, handler in self._earlier_handlers.items():
-            is_for_ranks = number in _SIGNALS_FOR_RANKS and handler is signal.SIG_DFL
-            signal.signal(number, signal.SIG_IGN if is_for_ranks else handler)  # type: ignore[arg-type]
+            if number in _SIGNALS_FOR_RANKS and handler is signal.SIG_DFL:
+                signal.signal(number, signal.SIG_IGN)
+            else:
+                signal.signal(number, handler)  # type: ignore[arg-type]
         self._clear()
 
     def ignore(self) -> None:
