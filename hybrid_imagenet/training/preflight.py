@@ -255,8 +255,7 @@ def _require_same_run(
         )
     flags = run_config.get("flags", {})
     init_from = plan.network.init_from
-    stored_init = flags.get("init_from", init_from) or ""
-    if init_from and expand_home(init_from).resolve() != expand_home(stored_init).resolve():
+    if init_from and not _is_same_path(init_from, flags.get("init_from", init_from)):
         raise UserError(
             f"--init_from={init_from}: the run continues with the weights of {checkpoint.path}."
             " Omit --init_from, or start a new run in another --run_dir."
@@ -275,6 +274,11 @@ def _require_same_run(
             f"--dataset={plan.data.dataset} has {num_classes} classes, but {checkpoint.path} has"
             f" {stored_classes}. Resume with the data that the run was started with."
         )
+
+
+def _is_same_path(path: str, other: str | None) -> bool:
+    """Returns whether two paths name the same file; None names none."""
+    return other is not None and expand_home(path).resolve() == expand_home(other).resolve()
 
 
 def _check_weights(findings: Findings) -> None:

@@ -207,6 +207,20 @@ def test_check_of_a_resume_with_a_flag_that_only_a_start_can_have_is_rejected(he
         preflight.check(config.resolve([*words, flag]))
 
 
+def test_check_of_a_resume_with_the_same_weights_by_another_path_is_accepted(here):
+    make_run(here / "weights")
+    make_run(here / "run")
+    begun = config.resolve([*DIGITS, "--init_from=weights"]).stored()["flags"]["init_from"]
+    assert begun == str(here / "weights")
+    content = json.loads((here / "run" / "config.json").read_text())
+    content["flags"]["init_from"] = begun
+    (here / "run" / "config.json").write_text(json.dumps(content))
+    words = [*DIGITS, "--optimizer=sgd", "--run_dir=run", "--resume"]
+    preflight.check(config.resolve([*words, "--init_from=./weights"]))
+    with pytest.raises(UserError, match="continues with the weights"):
+        preflight.check(config.resolve([*words, "--init_from=."]))
+
+
 def test_check_of_a_resume_names_the_checkpoint(here):
     make_run(here / "run")
     findings = preflight.check(
