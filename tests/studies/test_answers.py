@@ -370,75 +370,72 @@ def test_row_of_adabound_with_closing_bounds_follows_from_the_runs(other, label,
     assert row in FIGURE.read_text().splitlines()
 
 
+KAPPA_256 = ("figure-3-1", "sgd_kappa_256")
+OPEN_256 = ("figure-3-1", "adabound_256")
+HYBRID_256 = ("figure-3-1", "hybrid_256")
+CLOSED_LABEL = "AdaBound with γ = 0.024"  # noqa: RUF001
+
+
 @pytest.mark.parametrize(
-    ("other", "label", "paired", "unpaired", "pages"),
+    ("arm", "other", "label", "paired", "unpaired", "pages"),
     [
         (
-            ("figure-3-1", "sgd_kappa_256"),
+            ADABOUND_CLOSED_256,
+            KAPPA_256,
             "gradual warmup + SGD, kappa",
             "+0.17 ± 0.32",
             "+0.17 ± 0.41",
             [CLAIMS, PAPERS, STUDIES],
         ),
         (
-            ("figure-3-1", "adabound_256"),
+            ADABOUND_CLOSED_256,
+            OPEN_256,
             "AdaBound with bounds that stay open",
             "+2.39 ± 0.36",
             "+2.39 ± 0.42",
             [],
         ),
-        (("figure-3-1", "hybrid_256"), "hybrid", "+0.60 ± 0.34", "+0.60 ± 0.36", [CLAIMS]),
-    ],
-)
-def test_row_of_adabound_with_closing_bounds_at_256_follows_from_the_runs(
-    other, label, paired, unpaired, pages
-):
-    closed = runs(*ADABOUND_CLOSED_256)
-    assert len(closed) == 15
-    check(difference(ADABOUND_CLOSED_256, other), paired, [FIGURE, *pages])
-    found = welch(list(map(top1, closed.values())), list(map(top1, runs(*other).values())))
-    check(found, unpaired, [FIGURE])
-    assert f"| {label} | {paired} | {unpaired} |" in FIGURE.read_text().splitlines()
-    check(mean_of(ADABOUND_CLOSED_256), "85.96 ± 0.32", [FIGURE])
-
-
-@pytest.mark.parametrize(
-    ("other", "label", "paired", "unpaired", "pages"),
-    [
+        (ADABOUND_CLOSED_256, HYBRID_256, "hybrid", "+0.60 ± 0.34", "+0.60 ± 0.36", [CLAIMS]),
         (
-            ("figure-3-1", "sgd_kappa_256"),
+            ADABOUND_WARMUP_256,
+            KAPPA_256,
             "gradual warmup + SGD, kappa",
             "-2.22 ± 0.55",
             "-2.22 ± 0.60",
             [CLAIMS, PAPERS, STUDIES],
         ),
         (
-            ("figure-3-1", "adabound_256"),
+            ADABOUND_WARMUP_256,
+            OPEN_256,
             "AdaBound with bounds that stay open",
             "0.00 ± 0.64",
             "0.00 ± 0.61",
             [],
         ),
         (
+            ADABOUND_WARMUP_256,
             ADABOUND_CLOSED_256,
-            "AdaBound with γ = 0.024",  # noqa: RUF001
+            CLOSED_LABEL,
             "-2.39 ± 0.64",
             "-2.39 ± 0.62",
             [],
         ),
-        (("figure-3-1", "hybrid_256"), "hybrid", "-1.79 ± 0.62", "-1.79 ± 0.57", [CLAIMS]),
+        (ADABOUND_WARMUP_256, HYBRID_256, "hybrid", "-1.79 ± 0.62", "-1.79 ± 0.57", [CLAIMS]),
     ],
 )
-def test_row_of_adabound_with_the_bounds_of_the_warmup_follows_from_the_runs(
-    other, label, paired, unpaired, pages
-):
-    warmup = runs(*ADABOUND_WARMUP_256)
-    assert len(warmup) == 15
-    check(difference(ADABOUND_WARMUP_256, other), paired, [FIGURE, *pages])
-    found = welch(list(map(top1, warmup.values())), list(map(top1, runs(*other).values())))
+def test_row_of_adabound_at_256_follows_from_the_runs(arm, other, label, paired, unpaired, pages):
+    check(difference(arm, other), paired, [FIGURE, *pages])
+    found = welch(*(list(map(top1, runs(*name).values())) for name in (arm, other)))
     check(found, unpaired, [FIGURE])
     assert f"| {label} | {paired} | {unpaired} |" in FIGURE.read_text().splitlines()
-    check(mean_of(ADABOUND_WARMUP_256), "83.57 ± 0.55", [FIGURE])
+
+
+@pytest.mark.parametrize(
+    ("arm", "text"), [(ADABOUND_CLOSED_256, "85.96 ± 0.32"), (ADABOUND_WARMUP_256, "83.57 ± 0.55")]
+)
+def test_accuracy_of_adabound_at_256_follows_from_15_runs(arm, text):
+    assert len(runs(*arm)) == 15
+    check(mean_of(arm), text, [FIGURE])
 
 
 def test_quoted_accuracy_of_adabound_with_closing_bounds_follows_from_the_runs():
