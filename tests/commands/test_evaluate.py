@@ -75,6 +75,13 @@ def test_evaluate_of_a_run_with_held_out_images_names_what_it_counts(flags, spli
     assert bool(error) == bool(text)
 
 
+def test_evaluate_without_a_dataset_names_held_out_images(run, monkeypatch, capsys):
+    flags = evaluate._dataset_flags_of_run(run) | {"tuning_split": 5.0, "eval_split": "tuning"}
+    monkeypatch.setattr(evaluate, "_dataset_flags_of_run", lambda path: flags)
+    evaluate._complete_dataset_flags(evaluate._parser().parse_args([str(run)]))
+    assert "the run was validated on --tuning_split=5" in capsys.readouterr().err
+
+
 def test_evaluate_completes_flags_from_the_run_unless_the_dataset_is_set(run, tmp_path):
     arguments = evaluate._parser().parse_args([str(run), "--data_dir=moved"])
     evaluate._complete_dataset_flags(arguments)

@@ -495,6 +495,9 @@ def test_vector_metrics_cover_all_examples_and_are_equal_on_all_ranks(pools):
     np.testing.assert_allclose(history["val_f1"][-1], f1, rtol=1e-5)
     largest = (np.max(first["predicted"][0], 0) + np.max(second["predicted"][0], 0)) / 2
     np.testing.assert_allclose(history["val_largest"][-1], largest, rtol=1e-5)
+    (line,) = first["warnings"]
+    assert line.startswith("The metric largest is averaged over ranks with equal weight")
+    assert second["warnings"] == []
 
 
 @pytest.mark.slow
